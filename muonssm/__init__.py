@@ -1,0 +1,6 @@
+"""MuonSSM: momentum and Newton-Schulz conditioned memory updates for state space models."""
+
+from .ops import MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
+from .version import __version__
+
+__all__ = ["MemoryState", "Muon", "__version__", "muon_memory", "muon_selective_scan", "newton_schulz"]

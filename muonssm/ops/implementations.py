@@ -1,0 +1,76 @@
+"""The implementations of the two operators, and which one a call gets. Choosing is kept apart from computing."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+
+class Problem(NamedTuple):
+    """What the choice depends on: nothing else may influence it."""
+
+    operator: str  # "memory" or "selective"
+    device: torch.device
+    dtype: torch.dtype  # of the computation and the state: float32 or float64
+    length: int  # steps of the longest sequence
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute both operators: modules `ops/memory/NAME.py` and `ops/selective/NAME.py`, imported on use."""
+
+    name: str
+    summary: str
+
+    def load(self, operator: str) -> ModuleType:
+        """The module with this implementation's `run` and `chunk_length` for `operator`."""
+        return importlib.import_module(f"muonssm.ops.{operator}.{self.name}")
+
+    def unsupported(self, problem: Problem) -> str | None:
+        """Why this implementation cannot compute `problem`; None if it can."""
+        if problem.dtype == torch.float64 and problem.device.type == "mps":
+            return "the mps device has no float64"
+        return None
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    implementation.name: implementation
+    for implementation in (
+        Implementation("reference", "a loop over the steps, to be read and as the oracle"),
+        Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step"),
+        Implementation("chunked", "matmuls within chunks, a short recurrence across them"),
+        # `native` (C++ on CPU) and `triton` (GPU) join here, each a subclass with its own `unsupported`.
+    )
+}
+
+
+def auto_order(problem: Problem) -> tuple[str, ...]:
+    """Names that `impl="auto"` tries, best first.
+
+    A single step (decoding) has nothing to parallelise, so the plain step of `reference` is the fastest; anything
+    longer goes to `chunked`. `scan` costs a factor of m more work and is taken only when asked for.
+    """
+    return ("reference",) if problem.length <= 1 else ("chunked", "reference")
+
+
+def choose(impl: str, problem: Problem) -> Implementation:
+    """The implementation for `impl`: one asked for by name is taken or refused with the reason, never replaced."""
+    if impl == "auto":
+        candidates = [IMPLEMENTATIONS[name] for name in auto_order(problem)]
+        reasons = [candidate.unsupported(problem) for candidate in candidates]
+        for candidate, reason in zip(candidates, reasons, strict=True):
+            if reason is None:
+                return candidate
+        tried = "; ".join(f"{c.name}: {reason}" for c, reason in zip(candidates, reasons, strict=True))
+        raise ValueError(f"impl is 'auto', and no implementation can run this: {tried}")
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl is {impl!r}; it may be 'auto' or one of {sorted(IMPLEMENTATIONS)}")
+    reason = IMPLEMENTATIONS[impl].unsupported(problem)
+    if reason is not None:
+        raise ValueError(f"impl is {impl!r}, which cannot run this: {reason}; impl='auto' picks one that can")
+    return IMPLEMENTATIONS[impl]

@@ -1,0 +1,256 @@
+"""The memory recurrence in chunks of C steps: matmuls within a chunk, a short recurrence of states across chunks.
+
+Within a chunk (states S0, M0 at its start) every product of gates between two steps is one entry of a triangle:
+
+    LA[t,s] = alpha_t ... alpha_{s+1},   LG[t,s] = gamma_t ... gamma_{s+1}         s <= t, else 0
+    Cm      = LA diag(mu) LG             how much of write s is in S_t by way of the momentum
+    A_t, Gam_t, g_t                      the same three for what the chunk starts with: S0, M0 in M_t, M0 in S_t
+
+The erase adds writes w_t k_t^T with w_t = -alpha_t e_t S_{t-1} k_t, whose rows W solve a triangular system. W is
+affine in the states, W = WU + WS S0^T + WM M0^T, so all of it but the states is known for all chunks at once. The
+derivation is in docs/operator.md; the numbered steps of `run` follow it.
+
+    n chunks of C steps, chunks first: q, k, WS, WM [n, B, H, C, m];  u, W, WU [n, B, H, C, d];  LA, LG, Cm
+    [n, B, H, C, C];  A, g, Gam [n, B, H, C];  S, M [B, H, d, m]
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .steps import MemorySteps
+
+CHUNK, SHORT_CHUNK = 64, 16
+
+
+def chunk_length(length: int) -> int:
+    """Two sizes only, so that a compiled graph serves every length in between."""
+    return CHUNK if length > 2 * SHORT_CHUNK else SHORT_CHUNK
+
+
+def run(steps: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L C (d + m) + L d m) a head, memory linear in L."""
+    # 1. Decays between any two steps of a chunk, and from its start.
+    chunks = _Chunks.cut(steps, chunk_length(steps.u.shape[1]))
+    decays = _Decays.of(chunks)
+
+    # 2. The erase: further writes W k^T, as far as they do not depend on the states.
+    erased = (None,) * 4 if chunks.erase is None else _erase(chunks, decays)
+
+    # 3. What the chunk's own writes leave in S and M at its end, and how what was there before decays.
+    LG_end, Cm_end = (x[..., -1, :, None] for x in (decays.LG, decays.Cm))
+    US, UM = chunks.u.mT @ (Cm_end * chunks.k), chunks.u.mT @ (LG_end * chunks.k)
+    ends = [x[..., -1, None, None].expand(*US.shape[:3], 1, 1) for x in (decays.A, decays.g, decays.Gam)]
+
+    # 4. The recurrence over chunks: S and M before each and at the end, and with them W.
+    S_all, M_all, W = chunk_states(S, M, ends, US, UM, *erased)
+
+    # 5. Every output reads the state its chunk starts with, the chunk's own writes, and the erase.
+    y = _read(chunks, decays, S_all[:-1], M_all[:-1], W)
+    return y, S_all[-1].clone(), M_all[-1].clone()  # no views: they would keep every state alive
+
+
+class _Chunks(NamedTuple):
+    """`MemorySteps` with the steps cut into chunks, and these in front: `[n, B, H, C, ...]`."""
+
+    q: Tensor
+    k: Tensor
+    u: Tensor
+    alpha: Tensor
+    erase: Tensor | None
+    gamma: Tensor  # size 1 on the axes along which it does not vary, except C
+    mu: Tensor  # likewise
+
+    @classmethod
+    def cut(cls, steps: MemorySteps, C: int) -> _Chunks:
+        def cut(x: Tensor) -> Tensor:
+            if x.shape[1] == 1:  # constant in time: every chunk looks alike
+                x = x.expand(x.shape[0], C, *x.shape[2:])
+            x = x.unflatten(1, (-1, C)).transpose(0, 1)  # [n, B, C, H, ...]
+            return x.transpose(2, 3).contiguous()
+
+        q, k, u, log_alpha, erase, gamma, mu = (None if x is None else cut(x) for x in steps)
+        return cls(q, k, u, log_alpha.exp(), erase, gamma, mu)  # type: ignore[arg-type, union-attr]
+
+
+class _Decays(NamedTuple):
+    """Products of gates within chunks: between two steps `[n, B, H, C, C]`, from the start to a step `[n, B, H, C]`."""
+
+    LA: Tensor
+    LG: Tensor  # size 1 on the axes along which gamma does not vary
+    muLG: Tensor  # likewise
+    Cm: Tensor
+    A: Tensor
+    Gam: Tensor
+    g: Tensor
+
+    @classmethod
+    def of(cls, chunks: _Chunks) -> _Decays:
+        LA, LG = decay_matrix(chunks.alpha), decay_matrix(chunks.gamma)
+        muLG = chunks.mu[..., None] * LG
+        shared = muLG.numel() == muLG.shape[-1] ** 2  # one matrix for all chunks: one large matmul
+        Cm = LA @ (muLG.flatten(0, -2) if shared else muLG)
+        alpha_1, gamma_1 = chunks.alpha[..., :1], chunks.gamma[..., :1]
+        return cls(LA, LG, muLG, Cm, A=LA[..., 0] * alpha_1, Gam=LG[..., 0] * gamma_1, g=Cm[..., 0] * gamma_1)
+
+
+def _erase(chunks: _Chunks, decays: _Decays) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """WU, WS, WM of W = WU + WS S0^T + WM M0^T, and Kd, with which S at the end of the chunk keeps W^T Kd.
+
+    (I + e LA * G) W = -e [ A K S0^T + (g - mu Gam) K M0^T + ((Cm - mu LG) * G) U ],   G = K K^T, strictly lower parts
+    """
+    k, e = chunks.k, chunks.erase
+    assert e is not None
+    G = k @ k.mT
+    T = unit_lower_inverse(e[..., None] * decays.LA * G) * -e[..., None, :]
+    lost = (decays.Cm - decays.muLG) * G  # zero on the diagonal already
+    WU = T @ (lost @ chunks.u)
+    WS = T @ (decays.A[..., None] * k)
+    WM = T @ ((decays.g - chunks.mu * decays.Gam)[..., None] * k)
+    return WU, WS, WM, decays.LA[..., -1, :, None] * k
+
+
+def _read(chunks: _Chunks, decays: _Decays, S: Tensor, M: Tensor, W: Tensor) -> Tensor:
+    """y `[B, L, H, d]` = A q S0^T + g q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W."""
+    q = chunks.q
+    QK = q @ chunks.k.mT
+    y = (decays.Cm * QK) @ chunks.u
+    y += (decays.A[..., None] * q) @ S.mT
+    y += (decays.g[..., None] * q) @ M.mT
+    if chunks.erase is not None:
+        y += (decays.LA * QK) @ W
+    return y.permute(1, 0, 3, 2, 4).flatten(1, 2).contiguous()
+
+
+def decay_matrix(a: Tensor) -> Tensor:
+    """X[t, s] = a_t a_{t-1} ... a_{s+1} for s <= t, else 0; a is `[..., C]`, X `[..., C, C]`.
+
+    Plain products, so gates of exactly 0 and 1 are exact; the gradient needs no division by them either.
+    """
+    return _DecayMatrix.apply(a)
+
+
+def unit_lower_inverse(N: Tensor) -> Tensor:
+    """(I + N)^-1 where N `[..., C, C]` is taken to be strictly lower triangular: the rest of it is not read."""
+    return _UnitLowerInverse.apply(N)
+
+
+class _DecayMatrix(torch.autograd.Function):
+    """X = (I - N)^-1 where N has a_1, a_2, ... below its diagonal, hence dN = X^T dX X^T."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        below = torch.ones(a.shape[-1], a.shape[-1], dtype=torch.bool, device=a.device).tril(-1)
+        X = torch.where(below, a[..., :, None], 1.0).cumprod(-2).tril()
+        ctx.save_for_backward(X)
+        return X
+
+    @staticmethod
+    def backward(ctx: Any, dX: Tensor) -> Tensor:
+        (X,) = ctx.saved_tensors
+        dN = X.mT @ dX @ X.mT
+        return F.pad(dN.diagonal(-1, -2, -1), (1, 0))
+
+
+class _UnitLowerInverse(torch.autograd.Function):
+    """X = (I + N)^-1, hence dN = -X^T dX X^T."""
+
+    @staticmethod
+    def forward(ctx: Any, N: Tensor) -> Tensor:
+        identity = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device).expand_as(N)
+        X = torch.linalg.solve_triangular(N, identity, upper=False, unitriangular=True)
+        ctx.save_for_backward(X)
+        return X
+
+    @staticmethod
+    def backward(ctx: Any, dX: Tensor) -> Tensor:
+        (X,) = ctx.saved_tensors
+        return -(X.mT @ dX @ X.mT).tril(-1)
+
+
+# The recurrence over chunks. An operator of its own, so that a compiler sees one node and not a loop whose length it
+# would have to specialise on, and so that its backward stores nothing beyond the states.
+
+
+@torch.library.custom_op("muonssm::chunk_states", mutates_args=())
+def chunk_states(
+    S: Tensor,
+    M: Tensor,
+    ends: list[Tensor],
+    US: Tensor,
+    UM: Tensor,
+    WU: Tensor | None,
+    WS: Tensor | None,
+    WM: Tensor | None,
+    Kd: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """S and M before each of n chunks and at the end, `[n + 1, B, H, d, m]`, and W `[n, B, H, C, d]`.
+
+        W_i     = WU_i + WS_i S_i^T + WM_i M_i^T
+        S_{i+1} = A_i S_i + g_i M_i + US_i + W_i^T Kd_i
+        M_{i+1} = Gam_i M_i + UM_i
+
+    `ends` are A, g, Gam `[n, B, H, 1, 1]`; US, UM `[n, B, H, d, m]`; WU `[n, B, H, C, d]`, WS, WM and Kd
+    `[n, B, H, C, m]`, or all None where nothing is erased (W is then empty).
+    """
+    n, shape = US.shape[0], US.shape[1:]
+    S_all, M_all = (torch.cat((x[None], x.new_empty(n, *shape))) for x in (S, M))
+    W = US.new_empty(0) if WU is None else torch.empty_like(WU)
+    for i, (A, g, Gam) in enumerate(zip(*ends, strict=True)):
+        S, M, S_next, M_next = S_all[i], M_all[i], S_all[i + 1], M_all[i + 1]
+        torch.addcmul(US[i], A, S, out=S_next).addcmul_(g, M)
+        torch.addcmul(UM[i], Gam, M, out=M_next)
+        if WU is not None and WS is not None and WM is not None and Kd is not None:
+            torch.add(WU[i], WS[i] @ S.mT, out=W[i]).add_(WM[i] @ M.mT)
+            S_next += W[i].mT @ Kd[i]
+    return S_all, M_all, W
+
+
+@torch.library.custom_op("muonssm::chunk_states_backward", mutates_args=())
+def _chunk_states_backward(
+    grads: list[Tensor], ends: list[Tensor], WS: Tensor | None, WM: Tensor | None, Kd: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adjoints of all S_i, M_i and W_i from their direct gradients: the same recurrence, backwards in i."""
+    dS_all, dM_all, dW = (x.clone(memory_format=torch.contiguous_format) for x in grads)
+    A, g, Gam = ends
+    for i in reversed(range(A.shape[0])):
+        dS, dM, dS_next, dM_next = dS_all[i], dM_all[i], dS_all[i + 1], dM_all[i + 1]
+        dS.addcmul_(A[i], dS_next)
+        dM.addcmul_(g[i], dS_next).addcmul_(Gam[i], dM_next)
+        if WS is not None and WM is not None and Kd is not None:
+            dW[i] += Kd[i] @ dS_next.mT
+            dS += dW[i].mT @ WS[i]
+            dM += dW[i].mT @ WM[i]
+    return dS_all, dM_all, dW
+
+
+@chunk_states.register_fake
+def _(S, M, ends, US, UM, WU, WS, WM, Kd):  # type: ignore[no-untyped-def]
+    states = (US.shape[0] + 1, *US.shape[1:])
+    return US.new_empty(states), US.new_empty(states), US.new_empty(0 if WU is None else WU.shape)
+
+
+@_chunk_states_backward.register_fake
+def _(grads, ends, WS, WM, Kd):  # type: ignore[no-untyped-def]
+    return tuple(x.new_empty(x.shape) for x in grads)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, ends, _, _, _, WS, WM, Kd = inputs
+    ctx.save_for_backward(*ends, WS, WM, Kd, *output)
+
+
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    A, g, Gam, WS, WM, Kd, S_all, M_all, W = ctx.saved_tensors
+    dS_all, dM_all, dW = _chunk_states_backward(list(grads), [A, g, Gam], WS, WM, Kd)
+    S, M, dUS, dUM = S_all[:-1], M_all[:-1], dS_all[1:], dM_all[1:]
+    dends = [(a * b).sum((-2, -1), keepdim=True) for a, b in ((dUS, S), (dUS, M), (dUM, M))]
+    derased = (None,) * 4 if WS is None else (dW, dW @ S, dW @ M, W @ dUS)
+    return dS_all[0], dM_all[0], dends, dUS, dUM, *derased
+
+
+chunk_states.register_autograd(_backward, setup_context=_save)

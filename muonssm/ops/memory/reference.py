@@ -1,0 +1,30 @@
+"""The memory recurrence as it is written in the paper (eqs. 3 and 4): one step after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .steps import MemorySteps
+
+
+def chunk_length(length: int) -> int:
+    """Any length will do."""
+    return 1
+
+
+def run(steps: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L d m) a head, sequential in L."""
+    B, L, H, _ = steps.u.shape
+    gamma = steps.gamma.expand(B, L, H)[..., None, None]
+    mu = steps.mu.expand(B, L, 1)[..., None, None]
+    alpha = steps.log_alpha.exp()[..., None, None]
+    outputs = []
+    for t in range(L):
+        q, k, u = steps.q[:, t, :, :, None], steps.k[:, t, :, :, None], steps.u[:, t, :, :, None]
+        M = gamma[:, t] * M + u * k.mT
+        if steps.erase is not None:
+            S = S - steps.erase[:, t, :, None, None] * (S @ k) * k.mT
+        S = alpha[:, t] * S + mu[:, t] * M
+        outputs.append((S @ q).squeeze(-1))
+    return torch.stack(outputs, dim=1), S, M

@@ -1,0 +1,26 @@
+"""The diagonal recurrence as it is written: one step after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .steps import SelectiveSteps, retention
+
+
+def chunk_length(length: int) -> int:
+    """Any length will do."""
+    return 1
+
+
+def run(steps: SelectiveSteps, A: Tensor | None, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N), sequential in L."""
+    batch, L, _ = steps.u.shape
+    gamma, mu = (x.expand(batch, L, 1)[..., None] for x in (steps.gamma, steps.mu))
+    outputs = []
+    for t in range(L):
+        B, C = steps.B[:, t], steps.C[:, t]
+        M = gamma[:, t] * M + steps.u[:, t, :, None] * B[:, None, :]
+        S = retention(steps.dt[:, t], A, B) * S + mu[:, t] * M
+        outputs.append((S * C[:, None, :]).sum(-1))
+    return torch.stack(outputs, dim=1), S, M

@@ -1,0 +1,155 @@
+"""Inputs, tolerances and comparisons shared by the operator tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from muonssm.ops import IMPLEMENTATIONS, MemoryState, Muon, muon_memory, muon_selective_scan
+
+# Relative RMS difference to the float64 reference, by the dtype of the inputs. Loosening one is a commit of its own.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+IMPLS = tuple(IMPLEMENTATIONS)
+OPERATORS = ("memory", "selective", "longhorn")
+LENGTHS = (1, 63, 64, 65, 100)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, down to the seed. `lengths` has one sequence a batch row, or packs them all into one row."""
+
+    operator: str = "memory"
+    lengths: tuple[int, ...] = (65, 65)
+    packed: bool = False
+    eta: float = 1.0
+    gamma: str = "step"  # "float", "head" or "step"
+    muon: Muon = field(default_factory=Muon)
+    initial_state: bool = True
+    heads: int = 2
+    d: int = 7  # value dimension, or channels
+    m: int = 5  # key dimension, or states
+    seed: int = 0
+
+    @property
+    def cu_seqlens(self) -> Tensor | None:
+        return torch.tensor([0, *self.lengths]).cumsum(0) if self.packed else None
+
+
+def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Every tensor of the case, rounded to `dtype`; the states are never below float32."""
+    generator = torch.Generator().manual_seed(case.seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    B, L = (1, sum(case.lengths)) if case.packed else (len(case.lengths), case.lengths[0])
+    d, m, N = case.d, case.m, len(case.lengths)
+    H = case.heads if case.operator == "memory" else 1
+    if case.operator == "memory":
+        inputs = {
+            "q": normal(B, L, H, m),
+            "k": F.normalize(normal(B, L, H, m), dim=-1) * (0.5 + uniform(B, L, H, 1)),
+            "v": normal(B, L, H, d),
+            "log_alpha": -0.3 * uniform(B, L, H),
+            "beta": 0.1 + 0.8 * uniform(B, L, H),
+        }
+        state = (N, H, d, m)
+    else:
+        k = F.normalize(normal(B, L, m), dim=-1) if case.operator == "longhorn" else normal(B, L, m)
+        inputs = {"x": normal(B, L, d), "dt": 0.01 + 0.4 * uniform(B, L, d)}
+        inputs |= {"A": -0.1 - uniform(d, m)} if case.operator == "selective" else {}
+        inputs |= {"B": k, "C": normal(B, L, m)}
+        state = (N, d, m)
+    if case.gamma != "float":
+        inputs["gamma"] = 0.2 + 0.75 * uniform(*((H,) if case.gamma == "head" else (B, L, H)))
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+    if case.initial_state:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        inputs |= {"S": normal(*state).to(wide), "M": normal(*state).to(wide)}
+    return inputs
+
+
+def call(case: Case, inputs: dict[str, Tensor], impl: str) -> tuple[Tensor, MemoryState]:
+    """The operator of the case on `inputs`."""
+    muon = replace(case.muon, gamma=inputs["gamma"]) if "gamma" in inputs else case.muon
+    state = MemoryState(inputs["S"], inputs["M"]) if "S" in inputs else None
+    common = {"muon": muon, "state": state, "cu_seqlens": case.cu_seqlens, "impl": impl}
+    if case.operator == "memory":
+        tensors = [inputs[name] for name in ("q", "k", "v", "log_alpha", "beta")]
+        return muon_memory(*tensors, eta=case.eta, **common)
+    tensors = [inputs.get(name) for name in ("x", "dt", "A", "B", "C")]
+    return muon_selective_scan(*tensors, **common)
+
+
+def results(case: Case, inputs: dict[str, Tensor], impl: str, gradients: bool = True) -> dict[str, Tensor]:
+    """Output, final states and, by name, the gradient of a fixed random functional of all three in every input."""
+    leaves = {name: x.detach().clone().requires_grad_(gradients) for name, x in inputs.items()}
+    y, state = call(case, leaves, impl)
+    found = {"y": y.detach(), "S_end": state.S.detach(), "M_end": state.M.detach()}
+    if gradients:
+        loss = sum((x.double() * weights(x)).sum() for x in (y, *state))
+        found |= {f"d{name}": g for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)}
+    return found
+
+
+def weights(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(x.numel())
+    return torch.randn(x.shape, generator=generator, dtype=torch.float64)
+
+
+@lru_cache(maxsize=256)
+def expected(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What the float64 reference says of the case's inputs after they were rounded to `dtype`.
+
+    Packed sequences are computed each alone and put together again, so this knows nothing of packing.
+    """
+    inputs = {name: x.double() for name, x in make_inputs(case, dtype).items()}
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    y, state = each_alone(case, leaves) if case.packed else call(case, leaves, "reference")
+    loss = sum((x * weights(x)).sum() for x in (y, *state))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    found = {"y": y, "S_end": state.S, "M_end": state.M}
+    found |= {f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+    return {name: x.detach() for name, x in found.items()}
+
+
+def each_alone(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, MemoryState]:
+    """The packed case as so many calls with one sequence each."""
+    constant = {"A"} | ({"gamma"} if case.gamma == "head" else set())
+    outputs, states = [], []
+    for i, (start, end) in enumerate(pairwise(case.cu_seqlens.tolist())):
+        one = {name: x[i : i + 1] if name in "SM" else x[:, start:end] for name, x in inputs.items() if name not in constant}
+        one |= {name: inputs[name] for name in constant if name in inputs}
+        y, state = call(replace(case, packed=False, lengths=(end - start,)), one, "reference")
+        outputs.append(y)
+        states.append(state)
+    return torch.cat(outputs, dim=1), MemoryState(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+
+
+def rms(x: Tensor) -> float:
+    return x.double().square().mean().sqrt().item() if x.numel() else 0.0
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """Relative RMS difference; absolute where the wanted values vanish (a gradient that is zero by cancellation)."""
+    scale = rms(wanted)
+    return rms(found.double() - wanted.double()) / (scale if scale > 1e-12 else 1.0)
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
+    """All of them at once, so that a failure shows which results are off and by how much."""
+    assert found.keys() == wanted.keys()
+    for name in found:
+        assert found[name].shape == wanted[name].shape, name
+    off = {name: difference(found[name], wanted[name]) for name in found}
+    off = {name: value for name, value in off.items() if not value <= tolerance}
+    assert not off, f"beyond {tolerance:g}: {off}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
@@ -20,16 +20,20 @@ class Problem(NamedTuple):
     packed: bool = False
 
 
+class Modules(NamedTuple):
+    """An implementation's module for each operator, with its `run` and `chunk_length`."""
+
+    memory: ModuleType
+    selective: ModuleType
+
+
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute both operators: modules `ops/memory/NAME.py` and `ops/selective/NAME.py`, imported on use."""
+    """One way to compute both operators: `ops/memory/NAME.py` and `ops/selective/NAME.py`, imported on first use."""
 
     name: str
     summary: str
-
-    def load(self, operator: str) -> ModuleType:
-        """The module with this implementation's `run` and `chunk_length` for `operator`."""
-        return importlib.import_module(f"muonssm.ops.{operator}.{self.name}")
+    load: Callable[[], Modules]
 
     def unsupported(self, problem: Problem) -> str | None:
         """Why this implementation cannot compute `problem`; None if it can."""
@@ -38,12 +42,36 @@ class Implementation:
         return None
 
 
+# Import statements, one function each: a compiler follows these, where it cannot follow an import by name.
+
+
+def _reference() -> Modules:
+    from .memory import reference as memory
+    from .selective import reference as selective
+
+    return Modules(memory, selective)
+
+
+def _scan() -> Modules:
+    from .memory import scan as memory
+    from .selective import scan as selective
+
+    return Modules(memory, selective)
+
+
+def _chunked() -> Modules:
+    from .memory import chunked as memory
+    from .selective import chunked as selective
+
+    return Modules(memory, selective)
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {
     implementation.name: implementation
     for implementation in (
-        Implementation("reference", "a loop over the steps, to be read and as the oracle"),
-        Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step"),
-        Implementation("chunked", "matmuls within chunks, a short recurrence across them"),
+        Implementation("reference", "a loop over the steps, to be read and as the oracle", _reference),
+        Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step", _scan),
+        Implementation("chunked", "matmuls within chunks, a short recurrence across them", _chunked),
         # `native` (C++ on CPU) and `triton` (GPU) join here, each a subclass with its own `unsupported`.
     )
 }

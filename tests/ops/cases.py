@@ -97,7 +97,9 @@ def results(case: Case, inputs: dict[str, Tensor], impl: str, gradients: bool = 
     found = {"y": y.detach(), "S_end": state.S.detach(), "M_end": state.M.detach()}
     if gradients:
         loss = sum((x.double() * weights(x)).sum() for x in (y, *state))
-        found |= {f"d{name}": g for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)}
+        found |= {
+            f"d{name}": g for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
+        }
     return found
 
 
@@ -127,7 +129,11 @@ def each_alone(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, MemorySta
     constant = {"A"} | ({"gamma"} if case.gamma == "head" else set())
     outputs, states = [], []
     for i, (start, end) in enumerate(pairwise(case.cu_seqlens.tolist())):
-        one = {name: x[i : i + 1] if name in "SM" else x[:, start:end] for name, x in inputs.items() if name not in constant}
+        one = {
+            name: x[i : i + 1] if name in "SM" else x[:, start:end]
+            for name, x in inputs.items()
+            if name not in constant
+        }
         one |= {name: inputs[name] for name in constant if name in inputs}
         y, state = call(replace(case, packed=False, lengths=(end - start,)), one, "reference")
         outputs.append(y)

@@ -70,7 +70,14 @@ def test_reference_is_equations_3_and_4_with_the_dense_operator(muon):
     case = Case(muon=muon, gamma="float", lengths=(9, 9))
     i = make_inputs(case)
     y, state = muon_memory(
-        i["q"], i["k"], i["v"], i["log_alpha"], i["beta"], muon=muon, state=MemoryState(i["S"], i["M"]), impl="reference"
+        i["q"],
+        i["k"],
+        i["v"],
+        i["log_alpha"],
+        i["beta"],
+        muon=muon,
+        state=MemoryState(i["S"], i["M"]),
+        impl="reference",
     )
     S, M = i["S"], i["M"]
     identity = torch.eye(case.m, dtype=torch.float64)

@@ -68,7 +68,7 @@ def muon_memory(
     dtype = compute_dtype(*inputs.values(), *(state or ()))
     longest = L if lengths is None else max(lengths)
     problem = Problem("memory", q.device, dtype, longest, packed=lengths is not None)
-    module = choose(impl, problem).load("memory")
+    module = choose(impl, problem).load().memory
 
     with full_precision(q.device):
         wide_q, wide_k, wide_v, wide_log_alpha, wide_beta = (widen(x, dtype) for x in inputs.values())

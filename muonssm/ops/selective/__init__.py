@@ -61,7 +61,7 @@ def muon_selective_scan(
     dtype = compute_dtype(*given.values(), *(state or ()))  # type: ignore[arg-type]
     longest = L if lengths is None else max(lengths)
     problem = Problem("selective", x.device, dtype, longest, packed=lengths is not None)
-    module = choose(impl, problem).load("selective")
+    module = choose(impl, problem).load().selective
 
     with full_precision(x.device):
         wide_x, wide_dt, wide_B, wide_C = (widen(t, dtype) for t in (x, dt, B, C))

@@ -3,7 +3,7 @@
 from .config import Muon
 from .implementations import IMPLEMENTATIONS
 from .memory import muon_memory
-from .newton_schulz import newton_schulz
+from .normalization import newton_schulz
 from .selective import muon_selective_scan
 from .state import MemoryState
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from muonssm.bench.measure import peak_bytes
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 
 from .cases import IMPLS, OPERATORS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
@@ -125,25 +126,15 @@ def test_65536_steps_in_float32_stay_close_to_float64(operator):
     assert difference(state.M, end.M) < 1e-3
 
 
-def peak_bytes(operator: str, L: int) -> int:
-    """Peak of what one training step allocates, counted by torch's own allocator events."""
-    from torch.profiler import profile
-
+def training_peak(operator: str, L: int) -> int:
     case = Case(operator=operator, lengths=(L,), heads=2, d=16, m=16, gamma="float", initial_state=False)
     inputs = {name: x.requires_grad_() for name, x in make_inputs(case, torch.float32).items()}
-    with profile(profile_memory=True) as profiler:
-        call(case, inputs, "chunked")[0].sum().backward()
-    total = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            total += event.nbytes()
-            peak = max(peak, total)
-    return peak
+    return peak_bytes(lambda: call(case, inputs, "chunked")[0].sum().backward())
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_peak_memory_of_a_training_step_is_linear_in_length(operator):
-    short, long = peak_bytes(operator, 1024), peak_bytes(operator, 8192)
+    short, long = training_peak(operator, 1024), training_peak(operator, 8192)
     assert short > 0
     assert long < 8.8 * short
 

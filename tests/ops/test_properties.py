@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_whole_equals_split_anywhere_equals_step_by_step(impl, operator, muon, b
     inputs = make_inputs(case)
     whole, end = call(case, inputs, impl)
     state, outputs = (inputs["S"], inputs["M"]), []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         y, state = call(case, cut(inputs, start, stop, state), impl)
         outputs.append(y)
     found = {"y": torch.cat(outputs, dim=1), "S": state.S, "M": state.M}

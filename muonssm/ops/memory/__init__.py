@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import checks
 from ..config import Muon
 from ..implementations import Problem, choose
-from ..newton_schulz import write_scale
+from ..normalization import write_scale
 from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
 from ..state import MemoryState
 from .steps import MemorySteps
@@ -51,7 +51,7 @@ def muon_memory(
         y `[B, L, H, d]` in v's dtype, and the `MemoryState` `[B, H, d, m]` after the last step (`[N, H, d, m]` when
         packed), in float32, or float64 if any input is.
 
-    Departs from the paper: the write is evaluated in closed form (see `newton_schulz.write_scale`), gamma may vary
+    Departs from the paper: the write is evaluated in closed form (see `normalization.write_scale`), gamma may vary
     over heads and steps and may be 0.
     """
     inputs = {"q": q, "k": k, "v": v, "log_alpha": log_alpha, "beta": beta}

@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import checks
 from ..config import Muon
 from ..implementations import Problem, choose
-from ..newton_schulz import write_scale
+from ..normalization import write_scale
 from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
 from ..state import MemoryState
 from .steps import SelectiveSteps

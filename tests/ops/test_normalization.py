@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from muonssm.ops import Muon, muon_memory, newton_schulz
-from muonssm.ops.newton_schulz import write_scale
+from muonssm.ops.normalization import write_scale
 
 from .test_implementations import MUONS, dense_write
 

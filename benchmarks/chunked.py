@@ -1,0 +1,80 @@
+"""The speed and memory of `chunked`, as ratios from one run: `python benchmarks/chunked.py`.
+
+Against transformers' chunked gated delta rule (which has neither momentum nor normalisation) and against the paper's
+own Algorithm 1. Nothing is timed before its output was compared with the float64 reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from muonssm.bench.measure import best_seconds, exponent, forward, peak_bytes, threads, training
+from muonssm.bench.workloads import PEER, MemoryWorkload, check
+from muonssm.ops import Muon, muon_memory
+
+HEADS, DIM = 8, 64
+
+
+def verify(work: MemoryWorkload, functions: dict) -> None:
+    wide = [x.detach().double() for x in work.inputs]
+    with torch.no_grad():
+        plain = muon_memory(*wide, muon=Muon.off(), impl="reference")[0]
+        muon = muon_memory(*wide, muon=Muon(), impl="reference")[0]
+        for name, function in functions.items():
+            check(name, function(), plain if name == PEER else muon)
+
+
+def against_transformers(rounds: int) -> None:
+    work = MemoryWorkload.make(1, 2048, HEADS, DIM, DIM)
+    functions = {PEER: work.transformers_chunked(), "chunked": work.ours("chunked", Muon())}
+    verify(work, functions)
+    weight = torch.randn_like(work.v)
+    for title, bound, prepare in (
+        ("forward", 1.5, forward),
+        ("forward + backward", 2.0, lambda f: training(f, weight)),
+    ):
+        seconds = best_seconds({name: prepare(f) for name, f in functions.items()}, rounds)
+        ratio = seconds["chunked"] / seconds[PEER]
+        print(f"{title:<20} chunked {1e3 * seconds['chunked']:7.1f} ms   {PEER} {1e3 * seconds[PEER]:7.1f} ms", end="")
+        print(f"   ratio {ratio:.2f}  (<= {bound})")
+
+
+def against_algorithm_1(rounds: int) -> None:
+    work = MemoryWorkload.make(1, 512, HEADS, DIM, DIM)
+    functions = {name: work.ours(name, Muon()) for name in ("scan", "chunked")}
+    verify(work, functions)
+    seconds = best_seconds({name: forward(f) for name, f in functions.items()}, rounds)
+    ratio = seconds["scan"] / seconds["chunked"]
+    chunked, scan = (1e3 * seconds[name] for name in ("chunked", "scan"))
+    print(
+        f"{'forward, L = 512':<20} chunked {chunked:7.1f} ms   scan {scan:7.1f} ms   ratio {ratio:.0f}  (to be >= 100)"
+    )
+
+
+def memory() -> None:
+    lengths = [1024, 2048, 4096, 8192]
+    peaks = []
+    for L in lengths:
+        work = MemoryWorkload.make(1, L, HEADS, DIM, DIM)
+        peaks.append(peak_bytes(training(work.ours("chunked", Muon()), torch.randn_like(work.v))))
+    shown = ", ".join(f"{peak / 2**20:.0f} MiB at {L}" for L, peak in zip(lengths, peaks, strict=True))
+    print(f"{'peak of a step':<20} {shown}   exponent {exponent(lengths, peaks):.2f}  (= 1)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of which the best counts")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    print(f"muon_memory, full Muon, float32, B 1, H {HEADS}, d = m = {DIM}, eta 1, {arguments.threads} threads")
+    print("best of several, in turns; L = 2048 unless said otherwise")
+    with threads(arguments.threads):
+        against_transformers(arguments.rounds)
+        against_algorithm_1(max(3, arguments.rounds // 3))
+        memory()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What is installed and usable here: the text behind `muonssm info`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import torch
+
+from .ops import IMPLEMENTATIONS
+from .ops.implementations import Problem, choose
+from .version import __version__
+
+OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "timm", "torchvision", "lm-eval", "mambapy", "aeon")
+
+
+def describe() -> str:
+    """Versions, device, and for each implementation whether it can be used or why not."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lines = [
+        f"muonssm      {__version__}",
+        f"python       {platform.python_version()} on {platform.system()} {platform.machine()}",
+        f"torch        {torch.__version__}, {torch.get_num_threads()} threads",
+        f"device       {torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu, ' + cpu_features()}",
+        "",
+        f"implementations on {device.type}, float32:",
+    ]
+    problem = Problem("memory", device, torch.float32, length=1024)
+    for implementation in IMPLEMENTATIONS.values():
+        reason = implementation.unsupported(problem)
+        lines.append(f"  {implementation.name:<10} {'usable' if reason is None else 'not usable: ' + reason}")
+        lines.append(f"  {'':<10} {implementation.summary}")
+    lines.append(f"  impl='auto' takes {choose('auto', problem).name} for sequences,")
+    lines.append(f"  {choose('auto', problem._replace(length=1)).name} for a single step")
+    lines += ["", "optional packages:"]
+    lines += [f"  {name:<13} {version(name)}" for name in OPTIONAL]
+    return "\n".join(lines)
+
+
+def cpu_features() -> str:
+    """The vector instructions torch found on this CPU."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def version(package: str) -> str:
+    """The installed version, or that there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from . import library
+
 
 class Problem(NamedTuple):
     """What the choice depends on: nothing else may influence it."""
@@ -34,12 +36,23 @@ class Implementation:
     name: str
     summary: str
     load: Callable[[], Modules]
+    fused: bool = False  # takes the inputs as they came: casts, scales and packing are its own business
 
     def unsupported(self, problem: Problem) -> str | None:
         """Why this implementation cannot compute `problem`; None if it can."""
         if problem.dtype == torch.float64 and problem.device.type == "mps":
             return "the mps device has no float64"
         return None
+
+
+class NativeImplementation(Implementation):
+    """The C++ kernels: usable on a CPU, where they were built."""
+
+    def unsupported(self, problem: Problem) -> str | None:
+        """Why the kernels cannot compute `problem`; None if they can."""
+        if problem.device.type != "cpu":
+            return f"the C++ kernels run on a CPU, not on {problem.device.type}"
+        return library.unavailable()
 
 
 # Import statements, one function each: a compiler follows these, where it cannot follow an import by name.
@@ -66,13 +79,21 @@ def _chunked() -> Modules:
     return Modules(memory, selective)
 
 
+def _native() -> Modules:
+    from .memory import native as memory
+    from .selective import native as selective
+
+    return Modules(memory, selective)
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {
     implementation.name: implementation
     for implementation in (
         Implementation("reference", "a loop over the steps, to be read and as the oracle", _reference),
         Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step", _scan),
         Implementation("chunked", "matmuls within chunks, a short recurrence across them", _chunked),
-        # `native` (C++ on CPU) and `triton` (GPU) join here, each a subclass with its own `unsupported`.
+        NativeImplementation("native", "C++ kernels on a CPU: one pass over the state a step", _native, fused=True),
+        # `triton` (GPU) joins here, a subclass with its own `unsupported`.
     )
 }
 
@@ -80,10 +101,12 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 def auto_order(problem: Problem) -> tuple[str, ...]:
     """Names that `impl="auto"` tries, best first.
 
-    A single step (decoding) has nothing to parallelise, so the plain step of `reference` is the fastest; anything
-    longer goes to `chunked`. `scan` costs a factor of m more work and is taken only when asked for.
+    On a CPU `native`, where it was built. Otherwise `reference` for a single step (decoding has nothing to
+    parallelise), and `chunked` for anything longer. `scan` costs a factor of m more work and is taken only when asked
+    for.
     """
-    return ("reference",) if problem.length <= 1 else ("chunked", "reference")
+    native = ("native",) if problem.device.type == "cpu" else ()
+    return (*native, "reference") if problem.length <= 1 else (*native, "chunked", "reference")
 
 
 def choose(impl: str, problem: Problem) -> Implementation:

@@ -50,12 +50,12 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
     return contextlib.nullcontext()
 
 
-def gamma_rows(gamma: float | Tensor, like: Tensor) -> Tensor:
+def gamma_rows(gamma: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """gamma as `[B, L, H]` with size 1 on the axes along which it does not vary."""
     if not isinstance(gamma, Tensor):
-        return torch.full((1, 1, 1), float(gamma), dtype=like.dtype, device=like.device)
+        return torch.full((1, 1, 1), float(gamma), dtype=dtype, device=device)
     shape = gamma.shape if gamma.ndim == 3 else (1, 1, gamma.numel())
-    return widen(gamma, like.dtype).reshape(shape)
+    return widen(gamma, dtype).reshape(shape)
 
 
 def run_sequences(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, lengths: list[int] | None) -> Result:

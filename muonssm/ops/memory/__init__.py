@@ -68,9 +68,13 @@ def muon_memory(
     dtype = compute_dtype(*inputs.values(), *(state or ()))
     longest = L if lengths is None else max(lengths)
     problem = Problem("memory", q.device, dtype, longest, packed=lengths is not None)
-    module = choose(impl, problem).load().memory
+    implementation = choose(impl, problem)
+    module = implementation.load().memory
 
     with full_precision(q.device):
+        if implementation.fused:
+            y, S, M = module.run_fused(tuple(inputs.values()), eta, muon, state, cu_seqlens, dtype)
+            return y, MemoryState(S, M)
         wide_q, wide_k, wide_v, wide_log_alpha, wide_beta = (widen(x, dtype) for x in inputs.values())
         steps = MemorySteps(
             q=wide_q,
@@ -78,7 +82,7 @@ def muon_memory(
             u=write_scale(wide_k, wide_v, wide_beta, muon)[..., None] * wide_v,
             log_alpha=wide_log_alpha,
             erase=eta * wide_beta if eta else None,
-            gamma=gamma_rows(muon.gamma, like=wide_q),
+            gamma=gamma_rows(muon.gamma, dtype, q.device),
             mu=wide_q.new_ones(1, 1, 1),
         )
         S, M = (x.to(dtype) for x in state) if state else wide_q.new_zeros(2, *state_shape)

@@ -61,9 +61,13 @@ def muon_selective_scan(
     dtype = compute_dtype(*given.values(), *(state or ()))  # type: ignore[arg-type]
     longest = L if lengths is None else max(lengths)
     problem = Problem("selective", x.device, dtype, longest, packed=lengths is not None)
-    module = choose(impl, problem).load().selective
+    implementation = choose(impl, problem)
+    module = implementation.load().selective
 
     with full_precision(x.device):
+        if implementation.fused:
+            y, S, M = module.run_fused((x, dt, B, C), A, muon, state, cu_seqlens, dtype)
+            return y, MemoryState(S, M)
         wide_x, wide_dt, wide_B, wide_C = (widen(t, dtype) for t in (x, dt, B, C))
         write = wide_dt * wide_x
         steps = SelectiveSteps(
@@ -71,7 +75,7 @@ def muon_selective_scan(
             dt=wide_dt,
             B=wide_B,
             C=wide_C,
-            gamma=gamma_rows(muon.gamma, like=wide_x),
+            gamma=gamma_rows(muon.gamma, dtype, x.device),
             mu=wide_x.new_ones(1, 1, 1),
         )
         wide_A = None if A is None else widen(A, dtype)

@@ -1,0 +1,45 @@
+// The C interface that Python calls, and the choice of instruction set at run time.
+#include <cstdlib>
+#include <cstring>
+
+#include "arguments.h"
+
+namespace muonssm {
+namespace portable { const Kernels& kernels(); }
+#if defined(__x86_64__)
+namespace avx2 { const Kernels& kernels(); }
+namespace avx512 { const Kernels& kernels(); }
+#endif
+
+// The best set the machine has; MUONSSM_ISA=portable|avx2|avx512 asks for one, and is obeyed if the machine has it.
+static const Kernels& best() {
+    const char* wish = std::getenv("MUONSSM_ISA");
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && has_avx2;
+    const auto wanted = [wish](const char* name) { return !wish || !*wish || !std::strcmp(wish, name); };
+    if (has_avx512 && wanted("avx512")) return avx512::kernels();
+    if (has_avx2 && wanted("avx2")) return avx2::kernels();
+#endif
+    (void)wish;
+    return portable::kernels();
+}
+
+static const Kernels& chosen() {
+    static const Kernels& kernels = best();
+    return kernels;
+}
+}  // namespace muonssm
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int64_t muonssm_abi() { return 1; }
+EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
+EXPORT int64_t muonssm_vector_bytes() { return muonssm::chosen().vector_bytes(); }
+EXPORT void muonssm_memory_forward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_forward(*a); }
+EXPORT void muonssm_memory_backward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_backward(*a); }
+EXPORT void muonssm_memory_step(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_step(*a); }
+EXPORT void muonssm_selective_forward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_forward(*a); }
+EXPORT void muonssm_selective_backward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_backward(*a); }
+EXPORT void muonssm_selective_step(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_step(*a); }

@@ -1,0 +1,58 @@
+// What Python hands over: plain structs, mirrored field by field in muonssm/ops/native/library.py.
+//
+// Sequences are packed rows: sequence i has the steps offsets[i] to offsets[i + 1] of every per-step array. A batch
+// [B, L, ...] is B such sequences. All arrays are contiguous. q, k, v, x, dt, B, C, y, dy, dq, dk and dv have the type of the
+// inputs; all else has the type of computation, double for double and float otherwise. A null pointer means: not there.
+#pragma once
+#include <cstdint>
+
+namespace muonssm {
+
+enum Input : int64_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
+
+// The normalised write c v k^T, see docs/operator.md: steps < 0 is no normalisation, 0 is Frobenius.
+struct Write {
+    int64_t steps;
+    double tau_inside, tau_outside, delta;
+};
+
+struct MemoryArguments {
+    int64_t input, threads, sequences, heads, d, m, momentum, gamma_step, gamma_head;  // gamma's strides, in elements
+    double eta;
+    Write write;
+    const int64_t* offsets;
+    const void *q, *k, *v;                  // [steps, heads, m or d]
+    const void *log_alpha, *beta, *gamma;   // [steps, heads]; gamma by its strides
+    const void *S0, *M0;                    // [sequences, heads, d, m]
+    void *y, *S, *M;                        // outputs of the forward pass
+    void *S_saved, *M_saved;                // states before every segment of 64 steps, [segments, heads, m, padded d]
+    const void *dy, *dS, *dM;               // gradients that come in
+    void *dq, *dk, *dv, *dlog_alpha, *dbeta, *dgamma, *dS0, *dM0;  // and go out
+};
+
+struct SelectiveArguments {
+    int64_t input, threads, sequences, D, N, momentum, gamma_step;
+    Write write;
+    const int64_t* offsets;
+    const void *x, *dt, *B, *C;             // [steps, D or N]
+    const void *A, *gamma;                  // A [D, N] or null for LongHorn's gate
+    const void *S0, *M0;                    // [sequences, D, N]
+    void *y, *S, *M;
+    void *S_saved, *M_saved;                // [segments, N, padded D]
+    const void *dy, *dS, *dM;
+    void *dx, *ddt, *dA, *dB, *dC, *dgamma, *dS0, *dM0;
+};
+
+// One set of functions per instruction set; api.cpp picks the best the machine has.
+struct Kernels {
+    const char* name;
+    int64_t (*vector_bytes)();
+    void (*memory_forward)(const MemoryArguments&);
+    void (*memory_backward)(const MemoryArguments&);
+    void (*memory_step)(const MemoryArguments&);
+    void (*selective_forward)(const SelectiveArguments&);
+    void (*selective_backward)(const SelectiveArguments&);
+    void (*selective_step)(const SelectiveArguments&);
+};
+
+}  // namespace muonssm

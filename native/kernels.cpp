@@ -1,0 +1,36 @@
+// All kernels for one instruction set: compiled once for each, with MUONSSM_ISA its name and MUONSSM_VECTOR_BYTES the
+// width of its registers.
+#include "memory_backward.h"
+#include "selective_backward.h"
+
+namespace muonssm {
+namespace MUONSSM_ISA {
+
+// Calls F<real, input> for the input type of `a`.
+#define DISPATCH(F, a)                                                  \
+    switch (a.input) {                                                  \
+        case FLOAT32: return F<float, float>(a);                        \
+        case FLOAT64: return F<double, double>(a);                      \
+        case BFLOAT16: return F<float, bfloat16>(a);                    \
+        case FLOAT16: return F<float, float16>(a);                      \
+    }
+
+static int64_t vector_bytes() { return VECTOR_BYTES; }
+static void memory_forward(const MemoryArguments& a) { DISPATCH(memory_forward_typed, a) }
+static void memory_backward(const MemoryArguments& a) { DISPATCH(memory_backward_typed, a) }
+static void memory_step(const MemoryArguments& a) { DISPATCH(memory_step_typed, a) }
+static void selective_forward(const SelectiveArguments& a) { DISPATCH(selective_forward_typed, a) }
+static void selective_backward(const SelectiveArguments& a) { DISPATCH(selective_backward_typed, a) }
+static void selective_step(const SelectiveArguments& a) { DISPATCH(selective_step_typed, a) }
+
+#define NAME_OF(x) #x
+#define NAME(x) NAME_OF(x)
+
+const Kernels& kernels() {
+    static const Kernels all{NAME(MUONSSM_ISA), vector_bytes, memory_forward, memory_backward, memory_step,
+                             selective_forward, selective_backward, selective_step};
+    return all;
+}
+
+}  // namespace MUONSSM_ISA
+}  // namespace muonssm

@@ -1,0 +1,197 @@
+// muon_selective_scan on a CPU: channels in the lanes of a vector, one pass over the states per step.
+//
+//     a_t = exp(dt_t A), or 1 - dt_t B_t^2         one gate per channel and state
+//     M_t = gamma_t M_{t-1} + u_t B_t^T            u_t = c_t dt_t x_t, c_t over all channels of the step
+//     S_t = a_t * S_{t-1} + M_t
+//     y_t = S_t C_t
+//
+// A task is a group of 64 channels of one sequence, in segments of 64 steps. Layout inside: S, M, A [tile][Np][W], a tile
+// being W channels; B, C [65][Np] (row 64 is zero); x, dt, u, y [64][64].
+#pragma once
+#include "memory.h"
+
+namespace muonssm {
+namespace MUONSSM_ISA {
+
+constexpr int GROUP = 64;  // channels of a task
+
+template <class T> struct SelectiveScratch {
+    int64_t N, Np;
+    Buffer<T> S, M, A, x, dt, u, y, B, C, gamma, c;
+    explicit SelectiveScratch(int64_t N)
+        : N(N), Np(padded<T>(N)), S(Np * GROUP), M(Np * GROUP), A(Np * GROUP), x(SEGMENT * GROUP), dt(SEGMENT * GROUP),
+          u(SEGMENT * GROUP), y(SEGMENT * GROUP), B((SEGMENT + 1) * Np), C((SEGMENT + 1) * Np), gamma(SEGMENT), c(SEGMENT) {}
+};
+
+// The scale of every step's write: its norm goes over all channels.
+template <class T, class I> void write_scales(const SelectiveArguments& a, int64_t steps, T* scale, double* v2, double* B2) {
+    const int64_t Dp = padded<T>(a.D), Np = padded<T>(a.N);
+#pragma omp parallel num_threads(int(std::max<int64_t>(1, a.threads)))
+    {
+        Buffer<T> v(Dp), B(Np);
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < steps; ++t) {
+            if (a.write.steps >= 0) {
+                const I *x = at<I>(a.x, t * a.D), *dt = at<I>(a.dt, t * a.D);
+                for (int64_t i = 0; i < a.D; ++i) v[i] = T(widen(x[i])) * T(widen(dt[i]));
+                gather<I>(at<I>(a.B, t * a.N), 0, 1, a.N, B.get(), Np);
+                v2[t] = square_norm<T>(v, Dp);
+                B2[t] = square_norm<T>(B, Np);
+            }
+            scale[t] = T(write_scale(a.write, 1.0, v2[t], B2[t]));
+        }
+    }
+}
+
+template <class T, class I>
+void load_segment(const SelectiveArguments& a, SelectiveScratch<T>& s, const T* scale, int64_t first, int64_t steps, int64_t channel, int64_t size) {
+    gather<I>(at<I>(a.x, first * a.D + channel), a.D, steps, size, s.x.get(), GROUP);
+    gather<I>(at<I>(a.dt, first * a.D + channel), a.D, steps, size, s.dt.get(), GROUP);
+    gather<I>(at<I>(a.B, first * a.N), a.N, steps, a.N, s.B.get(), s.Np);
+    gather<I>(at<I>(a.C, first * a.N), a.N, steps, a.N, s.C.get(), s.Np);
+    for (int64_t t = 0; t < steps; ++t) {
+        s.gamma[t] = *at<T>(a.gamma, (first + t) * a.gamma_step);
+        s.c[t] = scale[first + t];
+        for (int64_t i = 0; i < GROUP; i += LANES<T>)
+            store(s.u + t * GROUP + i, s.c[t] * load(s.dt + t * GROUP + i) * load(s.x + t * GROUP + i));
+    }
+}
+
+template <class T, bool LONGHORN> INLINE Vec<T> gate(Vec<T> dt, const T* A, Vec<T> B) {
+    if constexpr (LONGHORN) return T(1) - dt * B * B;
+    else return exponential<T>(dt * load(A));
+}
+
+template <class T, int NV, bool LONGHORN, bool MOMENTUM> void forward_channels(SelectiveScratch<T>& s, int64_t row, int64_t steps) {
+    using V = Vec<T>;
+    constexpr int W = LANES<T>;
+    const int64_t N = s.N, tile = s.Np * W;
+    T *S = s.S + row * s.Np, *M = s.M + row * s.Np;
+    const T* A = s.A + row * s.Np;
+    for (int64_t t = 0; t < steps; ++t) {
+        const T *B = s.B + t * s.Np, *C = s.C + t * s.Np, gamma = s.gamma[t];
+        V dt[NV], u[NV], y[NV];
+        for (int v = 0; v < NV; ++v) {
+            dt[v] = load(s.dt + t * GROUP + row + v * W);
+            u[v] = load(s.u + t * GROUP + row + v * W);
+            y[v] = zero<T>();
+        }
+        for (int64_t j = 0; j < N; ++j) {
+            const V Bj = broadcast(B + j), Cj = broadcast(C + j);
+            for (int v = 0; v < NV; ++v) {
+                const int64_t place = v * tile + j * W;
+                V momentum = u[v] * Bj;
+                if (MOMENTUM) {
+                    momentum += gamma * load(M + place);
+                    store(M + place, momentum);
+                }
+                const V x = gate<T, LONGHORN>(dt[v], A + place, Bj) * load(S + place) + momentum;
+                store(S + place, x);
+                y[v] += x * Cj;
+            }
+        }
+        for (int v = 0; v < NV; ++v) store(s.y + t * GROUP + row + v * W, y[v]);
+    }
+}
+
+template <class T, bool LONGHORN, bool MOMENTUM> void forward_group(SelectiveScratch<T>& s, int64_t size, int64_t steps) {
+    over_rows<T, 2>(padded<T>(size), [&](auto nv, int64_t row) { forward_channels<T, nv.value, LONGHORN, MOMENTUM>(s, row, steps); });
+}
+
+// States are [D, N] in memory: `size` channels from `channel` of sequence `index`.
+template <class T> void load_channels(const void* base, int64_t index, int64_t D, int64_t channel, int64_t size, int64_t N, T* state) {
+    if (base) load_state<T>(at<T>(base, (index * D + channel) * N), 0, size, N, state);
+    else std::memset(state, 0, std::size_t(padded<T>(N) * padded<T>(size)) * sizeof(T));
+}
+
+template <class T> void store_channels(void* base, int64_t index, int64_t D, int64_t channel, int64_t size, int64_t N, const T* state) {
+    store_state<T>(at<T>(base, (index * D + channel) * N), 0, size, N, state);
+}
+
+template <class T, class I> void selective_forward_typed(const SelectiveArguments& a) {
+    const bool momentum = a.momentum != 0, longhorn = a.A == nullptr;
+    const auto group = longhorn ? (momentum ? forward_group<T, true, true> : forward_group<T, true, false>)
+                                : (momentum ? forward_group<T, false, true> : forward_group<T, false, false>);
+    const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
+    const int64_t total = a.offsets[a.sequences], groups = (a.D + GROUP - 1) / GROUP, tasks = a.sequences * groups;
+    Buffer<T> scale(total);
+    Buffer<double> v2(total), B2(total);
+    write_scales<T, I>(a, total, scale, v2, B2);
+#pragma omp parallel num_threads(int(std::max<int64_t>(1, std::min(a.threads, tasks))))
+    {
+        SelectiveScratch<T> s(a.N);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < tasks; ++task) {
+            const int64_t sequence = task / groups, channel = task % groups * GROUP, size = std::min<int64_t>(GROUP, a.D - channel);
+            const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1];
+            const std::size_t state_bytes = std::size_t(s.Np * padded<T>(size)) * sizeof(T);
+            load_channels<T>(a.S0, sequence, a.D, channel, size, a.N, s.S);
+            load_channels<T>(a.M0, sequence, a.D, channel, size, a.N, s.M);
+            load_channels<T>(a.A, 0, a.D, channel, size, a.N, s.A);
+            int64_t saved = segments[std::size_t(sequence)];
+            for (int64_t t = begin; t < end; t += SEGMENT, ++saved) {
+                const int64_t steps = std::min<int64_t>(SEGMENT, end - t), place = (saved * groups * GROUP + channel) * s.Np;
+                if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S, state_bytes);
+                if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M, state_bytes);
+                load_segment<T, I>(a, s, scale, t, steps, channel, size);
+                group(s, size, steps);
+                scatter<I, false>(s.y.get(), GROUP, steps, size, at<I>(a.y, t * a.D + channel), a.D);
+                if (!momentum && t + steps == end)
+                    for (int64_t i = 0; i < size; i += LANES<T>)
+                        for (int64_t j = 0; j < a.N; ++j)
+                            store(s.M + tiled<T>(i, j, s.Np), load(s.u + (steps - 1) * GROUP + i) * s.B[(steps - 1) * s.Np + j]);
+            }
+            store_channels<T>(a.S, sequence, a.D, channel, size, a.N, s.S);
+            store_channels<T>(a.M, sequence, a.D, channel, size, a.N, s.M);
+        }
+    }
+}
+
+// One step of every sequence (decoding): states in the lanes, read and written as they lie.
+template <class T, class I> void selective_step_typed(const SelectiveArguments& a) {
+    using V = Vec<T>;
+    constexpr int W = LANES<T>;
+    const int64_t D = a.D, N = a.N, Np = padded<T>(N), tasks = a.sequences * D;
+    const int64_t threads = tasks * N < 8192 ? 1 : a.threads;
+    Buffer<T> scale(a.sequences);
+    Buffer<double> v2(a.sequences), B2(a.sequences);
+    SelectiveArguments few = a;
+    few.threads = threads;
+    write_scales<T, I>(few, a.sequences, scale, v2, B2);
+#pragma omp parallel num_threads(int(std::max<int64_t>(1, threads))) if (threads > 1)
+    {
+        Buffer<T> B(Np), C(Np), S(Np), M(Np), A(Np);
+        int64_t loaded = -1;
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < tasks; ++task) {
+            const int64_t sequence = task / D, channel = task % D;
+            if (loaded != sequence) {
+                gather<I>(at<I>(a.B, sequence * N), 0, 1, N, B.get(), Np);
+                gather<I>(at<I>(a.C, sequence * N), 0, 1, N, C.get(), Np);
+                loaded = sequence;
+            }
+            if (a.S0) std::copy(at<T>(a.S0, task * N), at<T>(a.S0, task * N) + N, S.get());
+            else std::fill(S.get(), S.get() + N, T(0));
+            if (a.M0) std::copy(at<T>(a.M0, task * N), at<T>(a.M0, task * N) + N, M.get());
+            else std::fill(M.get(), M.get() + N, T(0));
+            if (a.A) std::copy(at<T>(a.A, channel * N), at<T>(a.A, channel * N) + N, A.get());
+            const T dt = T(widen(*at<I>(a.dt, task))), gamma = *at<T>(a.gamma, sequence * a.gamma_step);
+            const T u = scale[sequence] * dt * T(widen(*at<I>(a.x, task)));
+            V y = zero<T>();
+            for (int64_t j = 0; j < Np; j += W) {
+                const V Bj = load(B + j), momentum = gamma * load(M + j) + u * Bj;
+                const V retained = a.A ? exponential<T>(dt * load(A + j)) : T(1) - dt * Bj * Bj;
+                const V x = retained * load(S + j) + momentum;
+                store(M + j, momentum);
+                store(S + j, x);
+                y += x * load(C + j);
+            }
+            std::copy(S.get(), S.get() + N, at<T>(a.S, task * N));
+            std::copy(M.get(), M.get() + N, at<T>(a.M, task * N));
+            narrow(sum<T>(y), *at<I>(a.y, task));
+        }
+    }
+}
+
+}  // namespace MUONSSM_ISA
+}  // namespace muonssm

@@ -1,0 +1,185 @@
+// Vectors of the widest registers this file is compiled for, in the compiler's own vector extension: the same source
+// is AVX-512, AVX2, SSE2 or NEON code, by the flags.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
+namespace muonssm {
+namespace MUONSSM_ISA {
+
+#define INLINE inline __attribute__((always_inline))
+
+constexpr int VECTOR_BYTES = MUONSSM_VECTOR_BYTES;
+template <class T> constexpr int LANES = VECTOR_BYTES / int(sizeof(T));
+
+template <class T> struct VectorOf { typedef T type __attribute__((vector_size(VECTOR_BYTES))); };
+template <class T> struct UnalignedOf { typedef T type __attribute__((vector_size(VECTOR_BYTES), aligned(alignof(T)), may_alias)); };
+template <class T> using Vec = typename VectorOf<T>::type;
+
+template <class T> INLINE Vec<T> load(const T* p) { return *reinterpret_cast<const typename UnalignedOf<T>::type*>(p); }
+template <class T> INLINE void store(T* p, Vec<T> v) { *reinterpret_cast<typename UnalignedOf<T>::type*>(p) = v; }
+template <class T> INLINE Vec<T> splat(T x) { return Vec<T>{} + x; }
+template <class T> INLINE Vec<T> broadcast(const T* p) {
+#if defined(__AVX__) && !defined(__AVX512F__)  // left to itself, the compiler loads a scalar and shuffles it
+    if constexpr (sizeof(T) == 4) return _mm256_broadcast_ss(p);
+    else return _mm256_broadcast_sd(p);
+#else
+    return splat<T>(*p);
+#endif
+}
+template <class T> INLINE Vec<T> zero() { return Vec<T>{}; }
+
+template <class T> INLINE T sum(Vec<T> v) {
+    T total = 0;
+    for (int i = 0; i < LANES<T>; ++i) total += v[i];
+    return total;
+}
+
+// ---- sums over the lanes of LANES vectors at once: out[i] = sum(v[i]) ----
+
+template <class T> using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+
+// Lane `lane` of the result of one halving step: groups of `group` lanes shrink to their first (second) half.
+constexpr int halving_source(int lane, int lanes, int group, bool second) {
+    const int half = group / 2, index = lane / half, groups = lanes / group;
+    return (index % groups) * group + lane % half + (second ? half : 0) + (index >= groups ? lanes : 0);
+}
+
+template <class T, int GROUP, bool SECOND, std::size_t... I>
+INLINE Vec<T> pick(Vec<T> a, Vec<T> b, std::index_sequence<I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, halving_source(int(I), LANES<T>, GROUP, SECOND)...);
+#else
+    return __builtin_shuffle(a, b, Vec<Integer<T>>{Integer<T>(halving_source(int(I), LANES<T>, GROUP, SECOND))...});
+#endif
+}
+
+template <class T, int GROUP> INLINE Vec<T> halve(Vec<T> a, Vec<T> b) {
+    constexpr auto lanes = std::make_index_sequence<std::size_t(LANES<T>)>{};
+    return pick<T, GROUP, false>(a, b, lanes) + pick<T, GROUP, true>(a, b, lanes);
+}
+
+template <class T, int COUNT, int GROUP> INLINE Vec<T> sums_of(const Vec<T>* v) {
+    if constexpr (COUNT == 1) return *v;
+    else return halve<T, GROUP>(sums_of<T, COUNT / 2, 2 * GROUP>(v), sums_of<T, COUNT / 2, 2 * GROUP>(v + COUNT / 2));
+}
+
+// v has LANES vectors; the lane i of the result is sum(v[i])
+template <class T> INLINE Vec<T> sums(const Vec<T>* v) { return sums_of<T, LANES<T>, 2>(v); }
+
+// ---- exp, to about 2 units in the last place; 0 below the smallest normal result ----
+
+template <class T> INLINE Vec<T> exponential(Vec<T> x) {
+    using I = Integer<T>;
+    constexpr bool single = sizeof(T) == 4;
+    const T low = single ? T(-87.3365447) : T(-708.3964185);
+    const T high = single ? T(88.3762589) : T(709.0895657);
+    const Vec<Integer<T>> tiny = x < low;
+    Vec<T> y = tiny ? splat<T>(low) : x;
+    y = (y > high) ? splat<T>(high) : y;
+    const T magic = single ? T(12582912.0) : T(6755399441055744.0);  // 1.5 * 2^23, 1.5 * 2^52: rounds to integers
+    const Vec<T> shifted = y * T(1.44269504088896340736) + magic;
+    const Vec<T> n = shifted - magic;
+    const T ln2_high = single ? T(0.693359375) : T(6.93145751953125e-1);
+    const T ln2_low = single ? T(-2.12194440e-4) : T(1.42860682030941723212e-6);
+    const Vec<T> r = (y - n * ln2_high) - n * ln2_low;
+    Vec<T> p;
+    if constexpr (single) {
+        p = splat<T>(T(1.9875691500e-4));
+        p = p * r + T(1.3981999507e-3);
+        p = p * r + T(8.3334519073e-3);
+        p = p * r + T(4.1665795894e-2);
+        p = p * r + T(1.6666665459e-1);
+        p = p * r + T(5.0000001201e-1);
+        p = p * (r * r) + r + T(1);
+    } else {
+        p = splat<T>(T(1.0 / 6227020800.0));  // Taylor to r^13: |r| <= 0.35
+        const double inverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                                  1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0};
+        for (double coefficient : inverse) p = p * r + T(coefficient);
+    }
+    Vec<I> bits;
+    static_assert(sizeof(bits) == sizeof(shifted), "");
+    std::memcpy(&bits, &shifted, sizeof bits);  // n stands in the low bits
+    constexpr int mantissa = single ? 23 : 52;
+    Vec<I> power;
+    std::memcpy(&power, &p, sizeof power);
+    power += bits << mantissa;
+    Vec<T> result;
+    std::memcpy(&result, &power, sizeof result);
+    return tiny ? zero<T>() : result;
+}
+
+// ---- 16-bit inputs ----
+
+struct bfloat16 { uint16_t bits; };
+struct float16 { uint16_t bits; };
+
+INLINE float from_bits(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+INLINE uint32_t to_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
+
+INLINE float widen(float x) { return x; }
+INLINE double widen(double x) { return x; }
+INLINE float widen(bfloat16 x) { return from_bits(uint32_t(x.bits) << 16); }
+INLINE float widen(float16 x) {
+    const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+    if (rest >= 0x7c00) return from_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);  // infinity, not a number
+    if (rest >= 0x0400) return from_bits(sign | ((rest << 13) + (112u << 23)));
+    return from_bits(sign | to_bits(float(rest) * 0x1p-24f));  // subnormal
+}
+
+INLINE void narrow(float x, float& out) { out = x; }
+INLINE void narrow(double x, double& out) { out = x; }
+INLINE void narrow(float x, bfloat16& out) {
+    const uint32_t bits = to_bits(x);
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    out.bits = nan ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+INLINE void narrow(float x, float16& out) {
+    const uint32_t bits = to_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000) { out.bits = uint16_t(sign | 0x7e00); return; }
+    if (rest >= 0x477ff000) { out.bits = uint16_t(sign | 0x7c00); return; }  // 65520 and above round to infinity
+    if (rest < 0x38800000) {  // subnormal: let the addition round
+        out.bits = uint16_t(sign | (to_bits(from_bits(rest) + 0.5f) - to_bits(0.5f)));
+        return;
+    }
+    out.bits = uint16_t(sign | (rest + 0xfff + ((rest >> 13) & 1) - (112u << 23)) >> 13);
+}
+
+// Gradients of 16-bit floats saturate: as infinity, a zero mask further up would turn them into NaN.
+template <class T, class I> INLINE void narrow_gradient(T x, I& out) {
+    if constexpr (std::is_same<I, float16>::value) x = x > 65504 ? T(65504) : x < -65504 ? T(-65504) : x;
+    narrow(x, out);
+}
+
+// ---- scratch memory, aligned and zeroed ----
+
+template <class T> class Buffer {
+public:
+    explicit Buffer(int64_t size) {
+        const std::size_t bytes = (std::size_t(size < 1 ? 1 : size) * sizeof(T) + 63) / 64 * 64;
+        data_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+        std::memset(static_cast<void*>(data_), 0, bytes);
+    }
+    ~Buffer() { std::free(data_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    operator T*() { return data_; }
+    T* get() { return data_; }
+
+private:
+    T* data_;
+};
+
+template <class T> constexpr int64_t padded(int64_t size) { return (size + LANES<T> - 1) / LANES<T> * LANES<T>; }
+
+}  // namespace MUONSSM_ISA
+}  // namespace muonssm

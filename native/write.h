@@ -1,0 +1,62 @@
+// The scale c of a normalised rank-one write, N(tau beta v k^T) = c v k^T, and its derivative. docs/operator.md.
+#pragma once
+#include "arguments.h"
+#include "simd.h"
+
+namespace muonssm {
+namespace MUONSSM_ISA {
+
+// |x|^2 of a zero-padded row; in double where the squares leave the range of T.
+template <class T> INLINE double square_norm(const T* x, int64_t padded_size) {
+    Vec<T> total = zero<T>();
+    for (int64_t i = 0; i < padded_size; i += LANES<T>) {
+        const Vec<T> v = load(x + i);
+        total += v * v;
+    }
+    const double fast = double(sum<T>(total));
+    if (fast > 1e-30 && fast < 1e35) return fast;
+    double exact = 0;
+    for (int64_t i = 0; i < padded_size; ++i) exact += double(x[i]) * double(x[i]);
+    return exact;
+}
+
+struct Gain { double value, slope; };  // rho^steps(s) / s as a function of s^2, and its derivative in s^2
+
+inline Gain gain(double square, int64_t steps) {
+    constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+    Gain g{1.0, 0.0};
+    for (int64_t i = 0; i < steps; ++i) {
+        const double x = g.value * g.value * square, dx = 2 * g.value * g.slope * square + g.value * g.value;
+        const double p = a + x * (b + x * c), dp = (b + 2 * c * x) * dx;
+        g = {g.value * p, g.slope * p + g.value * dp};
+    }
+    return g;
+}
+
+inline double write_scale(const Write& w, double beta, double v2, double k2) {
+    const double tau = w.tau_inside * w.tau_outside;
+    if (w.steps < 0) return tau * beta;
+    const double sigma = w.tau_inside * std::fabs(beta) * std::sqrt(v2) * std::sqrt(k2);
+    const double floor = sigma > w.delta ? sigma : w.delta;
+    return tau * beta * gain(sigma / floor * (sigma / floor), w.steps).value / floor;
+}
+
+// Given dc: the gradient of beta, and the factors by which v and k enter their own gradients (dv += dv_v * v).
+struct WriteGradient { double beta, v, k; };
+
+inline WriteGradient write_gradient(const Write& w, double beta, double v2, double k2, double c, double dc) {
+    const double tau = w.tau_inside * w.tau_outside;
+    if (w.steps < 0) return {tau * dc, 0, 0};
+    const double sigma = w.tau_inside * std::fabs(beta) * std::sqrt(v2) * std::sqrt(k2);
+    if (sigma > w.delta) return {0, -c * dc / v2, -c * dc / k2};  // c is a constant over |v| |k|; beta cancels
+    // c = tau beta gain(sigma^2 / delta^2) / delta, with sigma^2 = (tau_inside beta)^2 v2 k2
+    const double tb = w.tau_inside * beta / w.delta, square = tb * tb * v2 * k2;
+    const Gain g = gain(square, w.steps);
+    const double by_square = tau * beta / w.delta * g.slope * dc;
+    const double direct = tau / w.delta * g.value * dc;
+    const double dbeta = direct + tau / w.delta * g.slope * dc * 2 * square;  // beta d(square)/dbeta = 2 square
+    return {dbeta, by_square * 2 * tb * tb * k2, by_square * 2 * tb * tb * v2};
+}
+
+}  // namespace MUONSSM_ISA
+}  // namespace muonssm

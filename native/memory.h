@@ -34,7 +34,10 @@ template <class T> struct MemoryScratch {
 // Rows of `size` numbers, widened, into rows of `width`; zeros up to whole vectors.
 template <class I, class T> void gather(const void* source, int64_t stride, int64_t steps, int64_t size, T* target, int64_t width) {
     const I* in = static_cast<const I*>(source);
+    constexpr int64_t ahead = 6, line = 64 / int64_t(sizeof(I));  // rows lie far apart: fetch them before they are needed
     for (int64_t t = 0; t < steps; ++t) {
+        if (t + ahead < steps)
+            for (int64_t i = 0; i < size; i += line) __builtin_prefetch(in + (t + ahead) * stride + i);
         for (int64_t i = 0; i < size; ++i) target[t * width + i] = widen(in[t * stride + i]);
         for (int64_t i = size; i < padded<T>(size); ++i) target[t * width + i] = T(0);
     }

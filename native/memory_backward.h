@@ -22,7 +22,7 @@ template <class T> struct MemoryGradients {
     static constexpr int BLOCK = 2;  // vectors of rows that go through a segment together
     explicit MemoryGradients(MemoryScratch<T>& s, bool gamma)
         : s(s), dS(s.mp * s.dp), dM(s.mp * s.dp), dy(SEGMENT * s.dp), du(SEGMENT * s.dp), dq(SEGMENT * s.mp), dk(SEGMENT * s.mp),
-          p(SEGMENT * s.dp), S_before(SEGMENT * s.mp * BLOCK * LANES<T>), M_before(gamma ? SEGMENT * s.mp * BLOCK * LANES<T> : 0),
+          p(SEGMENT * s.dp), S_before((SEGMENT + 1) * s.mp * BLOCK * LANES<T>), M_before(gamma ? SEGMENT * s.mp * BLOCK * LANES<T> : 0),
           dalpha(SEGMENT), dgamma(SEGMENT), pr(SEGMENT) {}
 };
 
@@ -33,16 +33,17 @@ void recompute_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
     constexpr int W = LANES<T>;
     MemoryScratch<T>& s = g.s;
     const int64_t mp = s.mp, dp = s.dp, tile = mp * W;
-    T *S = s.S + row * mp, *M = s.M + row * mp;
+    T* M = s.M + row * mp;
     V p[NV];
     for (int v = 0; v < NV; ++v) p[v] = zero<T>();
+    std::memcpy(g.S_before.get(), s.S + row * mp, std::size_t(NV * tile) * sizeof(T));
     if (ERASE)
         for (int64_t j = 0; j < mp; ++j)
-            for (int v = 0; v < NV; ++v) p[v] += load(S + v * tile + j * W) * broadcast(s.k + j);
+            for (int v = 0; v < NV; ++v) p[v] += load(g.S_before + v * tile + j * W) * broadcast(s.k + j);
     for (int64_t t = 0; t < steps; ++t) {
         const T *k = s.k + t * mp, *k_next = k + mp;
         const T alpha = s.alpha[t], gamma = s.gamma[t], forget = -alpha * s.e[t];
-        T *S_kept = g.S_before + t * NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
+        T *S = g.S_before + t * NV * tile, *S_after = S + NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
         V u[NV], w[NV], dy[NV];
         for (int v = 0; v < NV; ++v) {
             u[v] = load(s.u + t * dp + row + v * W);
@@ -58,10 +59,7 @@ void recompute_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
                 const int64_t j = group + c;
                 const V kj = broadcast(k + j), kn = broadcast(k_next + j);
                 for (int v = 0; v < NV; ++v) {
-                    T* Sj = S + v * tile + j * W;
-                    V x = load(Sj);
-                    store(S_kept + v * tile + j * W, x);
-                    x *= alpha;
+                    V x = alpha * load(S + v * tile + j * W);
                     if (MOMENTUM) {
                         T* Mj = M + v * tile + j * W;
                         V momentum = load(Mj);
@@ -71,7 +69,7 @@ void recompute_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
                         x += momentum;
                     }
                     if (ERASE || !MOMENTUM) x += w[v] * kj;
-                    store(Sj, x);
+                    store(S_after + v * tile + j * W, x);
                     dq[c] = v == 0 ? x * dy[v] : dq[c] + x * dy[v];
                     if (ERASE) p[v] += x * kn;
                 }

@@ -37,43 +37,57 @@ template <class T> INLINE Vec<T> broadcast(const T* p) {
 }
 template <class T> INLINE Vec<T> zero() { return Vec<T>{}; }
 
-template <class T> INLINE T sum(Vec<T> v) {
-    T total = 0;
-    for (int i = 0; i < LANES<T>; ++i) total += v[i];
-    return total;
-}
-
 // ---- sums over the lanes of LANES vectors at once: out[i] = sum(v[i]) ----
 
 template <class T> using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 
-// Lane `lane` of the result of one halving step: groups of `group` lanes shrink to their first (second) half.
-constexpr int halving_source(int lane, int lanes, int group, bool second) {
-    const int half = group / 2, index = lane / half, groups = lanes / group;
+// A tree: two vectors with the partial sums of g columns each become one with those of 2 g, by adding two picks of
+// lanes. While 2 g columns fit into 128 bits, lanes move within these only, which is cheap; then whole 128 bits move.
+constexpr int source_lane(int lane, int lanes, int unit, int g, bool second) {  // unit: lanes in 128 bits
+    if (2 * g <= unit) {
+        const int base = lane / unit * unit, place = lane % unit, row = place / (2 * g), within = place % (2 * g);
+        return base + row * g + within % g + (second ? unit / 2 : 0) + (within >= g ? lanes : 0);
+    }
+    const int group = lanes / g * unit, half = group / 2, index = lane / half, groups = lanes / group;
     return (index % groups) * group + lane % half + (second ? half : 0) + (index >= groups ? lanes : 0);
 }
 
-template <class T, int GROUP, bool SECOND, std::size_t... I>
+template <class T, int G, bool SECOND, std::size_t... I>
 INLINE Vec<T> pick(Vec<T> a, Vec<T> b, std::index_sequence<I...>) {
+    constexpr int unit = 16 / int(sizeof(T));
 #if defined(__clang__)
-    return __builtin_shufflevector(a, b, halving_source(int(I), LANES<T>, GROUP, SECOND)...);
+    return __builtin_shufflevector(a, b, source_lane(int(I), LANES<T>, unit, G, SECOND)...);
 #else
-    return __builtin_shuffle(a, b, Vec<Integer<T>>{Integer<T>(halving_source(int(I), LANES<T>, GROUP, SECOND))...});
+    return __builtin_shuffle(a, b, Vec<Integer<T>>{Integer<T>(source_lane(int(I), LANES<T>, unit, G, SECOND))...});
 #endif
 }
 
-template <class T, int GROUP> INLINE Vec<T> halve(Vec<T> a, Vec<T> b) {
-    constexpr auto lanes = std::make_index_sequence<std::size_t(LANES<T>)>{};
-    return pick<T, GROUP, false>(a, b, lanes) + pick<T, GROUP, true>(a, b, lanes);
+template <class T, int COUNT> INLINE Vec<T> sums_of(const Vec<T>* v) {
+    if constexpr (COUNT == 1) {
+        return *v;
+    } else {
+        constexpr auto lanes = std::make_index_sequence<std::size_t(LANES<T>)>{};
+        const Vec<T> a = sums_of<T, COUNT / 2>(v), b = sums_of<T, COUNT / 2>(v + COUNT / 2);
+        return pick<T, COUNT / 2, false>(a, b, lanes) + pick<T, COUNT / 2, true>(a, b, lanes);
+    }
 }
 
-template <class T, int COUNT, int GROUP> INLINE Vec<T> sums_of(const Vec<T>* v) {
-    if constexpr (COUNT == 1) return *v;
-    else return halve<T, GROUP>(sums_of<T, COUNT / 2, 2 * GROUP>(v), sums_of<T, COUNT / 2, 2 * GROUP>(v + COUNT / 2));
+// v has LANES vectors; lane i of the result is the sum of v[i]
+template <class T> INLINE Vec<T> sums(const Vec<T>* v) { return sums_of<T, LANES<T>>(v); }
+
+// The sum of all lanes, by folding halves onto each other.
+template <class T, int HALF, std::size_t... I> INLINE Vec<T> folded(Vec<T> v, std::index_sequence<I...>) {
+#if defined(__clang__)
+    return v + __builtin_shufflevector(v, v, (int(I) ^ HALF)...);
+#else
+    return v + __builtin_shuffle(v, Vec<Integer<T>>{Integer<T>(int(I) ^ HALF)...});
+#endif
 }
 
-// v has LANES vectors; the lane i of the result is sum(v[i])
-template <class T> INLINE Vec<T> sums(const Vec<T>* v) { return sums_of<T, LANES<T>, 2>(v); }
+template <class T, int HALF = LANES<T> / 2> INLINE T sum(Vec<T> v) {
+    if constexpr (HALF == 0) return v[0];
+    else return sum<T, HALF / 2>(folded<T, HALF>(v, std::make_index_sequence<std::size_t(LANES<T>)>{}));
+}
 
 // ---- exp, to about 2 units in the last place; 0 below the smallest normal result ----
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -147,6 +148,16 @@ def is_plain(x: Tensor) -> bool:
 def call(operator: str, kind: str, arguments: ctypes.Structure) -> None:
     """`muonssm_OPERATOR_KIND` of the library."""
     getattr(load(), f"muonssm_{operator}_{kind}")(ctypes.byref(arguments))
+
+
+def materialize(
+    given: Sequence[Tensor | None], like: Sequence[Tensor], shapes: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """The gradients that came in, with zeros for those that did not."""
+    return [
+        x.new_zeros(tuple(shape)) if gradient is None else gradient
+        for gradient, x, shape in zip(given, like, shapes, strict=True)
+    ]
 
 
 def address(tensor: Tensor | None) -> int | None:

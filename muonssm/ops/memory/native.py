@@ -130,11 +130,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     *tensors, S0, _, offsets, eta, momentum, write, _ = inputs
     ctx.save_for_backward(*tensors, offsets, *output[3:])
     ctx.settings, ctx.stateless = (eta, momentum, write), S0 is None
+    ctx.set_materialize_grads(False)  # the saved states are large, and nothing differentiates them
 
 
-def _backward(ctx: Any, dy: Tensor, dS: Tensor, dM: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     *inputs, offsets, S_saved, M_saved = ctx.saved_tensors
-    gamma = inputs[5]
+    q, _, v, _, beta, gamma = inputs
+    state, _ = _shapes(q, v, offsets)
+    dy, dS, dM = library.materialize(given[:3], (v, beta, beta), (v.shape, state, state))
     dgamma = ctx.needs_input_grad[5]
     results = _memory_native_backward([dy, dS, dM], inputs, S_saved, M_saved, offsets, *ctx.settings, dgamma)
     *first, by_gamma, dS0, dM0 = results

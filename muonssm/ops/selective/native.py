@@ -134,10 +134,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     x, dt, B, C, A, gamma, S0, _, offsets, momentum, write, _ = inputs
     ctx.save_for_backward(x, dt, B, C, gamma, A, offsets, *output[3:])
     ctx.settings, ctx.stateless = (momentum, write), S0 is None
+    ctx.set_materialize_grads(False)  # the saved states are large, and nothing differentiates them
 
 
-def _backward(ctx: Any, dy: Tensor, dS: Tensor, dM: Tensor, *_: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, A, offsets, S_saved, M_saved = ctx.saved_tensors
+    x, _, B, _, gamma = inputs
+    state, _ = _shapes(x, B, gamma, offsets)
+    dy, dS, dM = library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
     dgamma = ctx.needs_input_grad[5]
     saved = [S_saved, M_saved]
     results = _selective_native_backward([dy, dS, dM], inputs, A, saved, offsets, *ctx.settings, dgamma)

@@ -1,7 +1,7 @@
 """Builds the C++ kernels in native/ beside the package. Everything else about the project is in pyproject.toml.
 
-A C++17 compiler is all that is needed: no torch headers, no Python headers. Where there is none, or it fails, the package
-is installed without the kernels and `muonssm info` says why.
+A C++17 compiler is all that is needed: no torch headers, no Python headers. Where there is none, or it fails, the
+package is installed without the kernels and `muonssm info` says why.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def build(target: Path, objects: Path, extra: list[str] | None = None) -> None:
     intel = platform.machine().lower() in ("x86_64", "amd64")
     sets = INSTRUCTION_SETS if intel else {"portable": INSTRUCTION_SETS["portable"]}
     flags = [*FLAGS, *openmp, *extra]
-    jobs = [([str(NATIVE / "api.cpp")], objects / "api.o", [])]
+    jobs: list[tuple[list[str], Path, list[str]]] = [([str(NATIVE / "api.cpp")], objects / "api.o", [])]
     for name, (width, machine) in sets.items():
         names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}"]
         jobs.append(([str(NATIVE / "kernels.cpp")], objects / f"{name}.o", machine + names))

@@ -25,7 +25,7 @@ def describe() -> str:
         "",
         f"implementations on {device.type}, float32:",
     ]
-    problem = Problem("memory", device, torch.float32, length=1024)
+    problem = Problem(device, torch.float32, length=1024)
     for implementation in IMPLEMENTATIONS.values():
         reason = implementation.unsupported(problem)
         lines.append(f"  {implementation.name:<10} {'usable' if reason is None else 'not usable: ' + reason}")

@@ -20,7 +20,7 @@ def test_info_names_versions_device_and_every_implementation(capsys):
     assert torch.__version__ in text
     for name in IMPLEMENTATIONS:
         assert f"  {name}" in text
-    assert "impl='auto' takes chunked for sequences" in text
+    assert "impl='auto' takes native for sequences" in text
 
 
 def test_info_says_why_an_implementation_is_not_usable(capsys, monkeypatch):

@@ -7,6 +7,7 @@ would stop the pipeline, and a compiler cannot branch on them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -16,6 +17,7 @@ from .config import Muon
 from .state import MemoryState
 
 Sizes = dict[str, int]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], layouts: Mapping[str, str]) -> Sizes:
@@ -29,7 +31,7 @@ def check_tensors(tensors: Mapping[str, Tensor], layouts: Mapping[str, str]) -> 
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is of type {type(tensor).__name__}; it may be a floating-point tensor")
-        if not tensor.is_floating_point():
+        if tensor.dtype not in DTYPES:
             raise TypeError(f"{name} is a tensor of {tensor.dtype}; it may be float64, float32, bfloat16 or float16")
         device = tensor.device if device is None else device
         if tensor.device != device:
@@ -44,6 +46,8 @@ def check_tensors(tensors: Mapping[str, Tensor], layouts: Mapping[str, str]) -> 
                     f"it may be {sizes[letter]}, as in {first_with[letter]}"
                 )
             first_with.setdefault(letter, name)
+            if size == 0 and letter not in "BL":
+                raise ValueError(f"{name} has shape {list(tensor.shape)}, so {letter} is 0; it may be 1 or more")
     return sizes
 
 
@@ -61,6 +65,8 @@ def check_muon(muon: Muon, steps_layout: Sequence[int], device: torch.device) ->
         )
     if gamma.device != device:
         raise ValueError(f"muon.gamma is on {gamma.device}; it may be on {device}, like the inputs")
+    check_lower_bound("muon.gamma", gamma, 0.0, "in [0, 1]")  # again: it may have been trained since `muon` was made
+    check_upper_bound("muon.gamma", gamma, 1.0, "in [0, 1]")
 
 
 def check_state(state: MemoryState | None, shape: Sequence[int], device: torch.device) -> None:
@@ -101,6 +107,14 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> list[int] | N
     return lengths
 
 
+def check_eta(eta: float) -> None:
+    """`eta` is a finite number."""
+    if isinstance(eta, bool) or not isinstance(eta, (int, float)):
+        raise TypeError(f"eta is of type {type(eta).__name__}; it may be a finite float, 0 or 1 in the paper")
+    if not math.isfinite(eta):
+        raise ValueError(f"eta is {eta!r}; it may be a finite float, 0 or 1 in the paper")
+
+
 def check_upper_bound(name: str, tensor: Tensor, bound: float, meaning: str) -> None:
     """No value above `bound` (checked where values are checked)."""
     if _values_are_checked(tensor) and (tensor.detach() > bound).any():
@@ -113,8 +127,15 @@ def check_lower_bound(name: str, tensor: Tensor, bound: float, meaning: str) -> 
         raise ValueError(f"{name} has a value of {tensor.detach().min().item():.6g}; it may be >= {bound:g}, {meaning}")
 
 
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work around this call."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _values_are_checked(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
 
 def _short(values: list[int]) -> str:

@@ -15,11 +15,10 @@ from . import library
 class Problem(NamedTuple):
     """What the choice depends on: nothing else may influence it."""
 
-    operator: str  # "memory" or "selective"
     device: torch.device
     dtype: torch.dtype  # of the computation and the state: float32 or float64
     length: int  # steps of the longest sequence
-    packed: bool = False
+    transformed: bool = False  # by torch.func or forward-mode differentiation, which see through torch's own ops only
 
 
 class Modules(NamedTuple):
@@ -37,11 +36,14 @@ class Implementation:
     summary: str
     load: Callable[[], Modules]
     fused: bool = False  # takes the inputs as they came: casts, scales and packing are its own business
+    transformable: bool = False  # made of torch's own operations throughout
 
     def unsupported(self, problem: Problem) -> str | None:
         """Why this implementation cannot compute `problem`; None if it can."""
         if problem.dtype == torch.float64 and problem.device.type == "mps":
             return "the mps device has no float64"
+        if problem.transformed and not self.transformable:
+            return "it has operations of its own, which torch.func and forward-mode differentiation cannot see through"
         return None
 
 
@@ -52,7 +54,7 @@ class NativeImplementation(Implementation):
         """Why the kernels cannot compute `problem`; None if they can."""
         if problem.device.type != "cpu":
             return f"the C++ kernels run on a CPU, not on {problem.device.type}"
-        return library.unavailable()
+        return super().unsupported(problem) or library.unavailable()
 
 
 # Import statements, one function each: a compiler follows these, where it cannot follow an import by name.
@@ -89,10 +91,12 @@ def _native() -> Modules:
 IMPLEMENTATIONS: dict[str, Implementation] = {
     implementation.name: implementation
     for implementation in (
-        Implementation("reference", "a loop over the steps, to be read and as the oracle", _reference),
-        Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step", _scan),
+        Implementation(
+            "reference", "a loop over the steps, to be read and as the oracle", _reference, transformable=True
+        ),
+        Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step", _scan, transformable=True),
         Implementation("chunked", "matmuls within chunks, a short recurrence across them", _chunked),
-        NativeImplementation("native", "C++ kernels on a CPU: one pass over the state a step", _native, fused=True),
+        NativeImplementation("native", "C++ on a CPU: one pass over the state a step", _native, fused=True),
         # `triton` (GPU) joins here, a subclass with its own `unsupported`.
     )
 }
@@ -119,7 +123,7 @@ def choose(impl: str, problem: Problem) -> Implementation:
                 return candidate
         tried = "; ".join(f"{c.name}: {reason}" for c, reason in zip(candidates, reasons, strict=True))
         raise ValueError(f"impl is 'auto', and no implementation can run this: {tried}")
-    if impl not in IMPLEMENTATIONS:
+    if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl is {impl!r}; it may be 'auto' or one of {sorted(IMPLEMENTATIONS)}")
     reason = IMPLEMENTATIONS[impl].unsupported(problem)
     if reason is not None:

@@ -161,8 +161,8 @@ def materialize(
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where the data of a contiguous tensor begins."""
-    return None if tensor is None else tensor.data_ptr()
+    """Where the data of a contiguous tensor begins; nowhere if it has none."""
+    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
 
 
 def saved_segments(steps: int, sequences: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .config import Muon, _check_positive
+from .rows import full_precision
 
 A, B, C = 3.4445, -4.7750, 2.0315
 """Coefficients of Definition 1: rho(s) = A s + B s^3 + C s^5."""
@@ -40,12 +41,13 @@ def newton_schulz(X: Tensor, steps: int = 1, delta: float = 1e-6) -> Tensor:
         raise ValueError(f"steps is {steps!r}; it may be an integer >= 0")
     _check_positive("delta", delta)
     wide = X.float() if X.dtype in (torch.float16, torch.bfloat16) else X
-    wide = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=delta)
+    wide = wide / _norm(wide.flatten(-2))[..., None, None].clamp(min=delta)
     transposed = X.shape[-2] > X.shape[-1]  # work on the smaller of X X^T and X^T X
     wide = wide.mT if transposed else wide
-    for _ in range(steps):
-        gram = wide @ wide.mT
-        wide = A * wide + (B * gram + C * gram @ gram) @ wide
+    with full_precision(X.device):
+        for _ in range(steps):
+            gram = wide @ wide.mT
+            wide = A * wide + (B * gram + C * gram @ gram) @ wide
     return (wide.mT if transposed else wide).to(X.dtype)
 
 

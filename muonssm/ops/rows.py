@@ -69,19 +69,19 @@ def _run_rows(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor) ->
     """One sequence a row: fills the last chunk with neutral steps and cuts their outputs off again."""
     L = steps.u.shape[1]
     if L == 0:
-        return steps.u, S, M
+        return steps.u, S.clone(), M.clone()
     missing = -L % chunking(L)
     if missing == 0:
         return run(steps, S, M)
     y, S, M = run(_map_steps(steps, lambda x, neutral: _extend(x, L, missing, neutral)), S, M)
-    return y[:, :L], S, M
+    return y[:, :L].contiguous(), S, M
 
 
 def _run_packed(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, lengths: list[int]) -> Result:
     """Several sequences in the one row of `steps`: lays them out in rows of their own.
 
-    Sequences of similar length (equal number of bits, so never more than twice as long) share a batch: at most half
-    of the computed steps are neutral, and the number of batches grows with the logarithm of the longest.
+    Sequences of similar length (equal number of bits, so never more than twice as long) share a batch: rows are at
+    most twice as long as they need be, up to whole chunks, and batches grow in number with the log of the longest.
     """
     batches: dict[int, list[int]] = {}
     for i, length in enumerate(lengths):
@@ -90,8 +90,8 @@ def _run_packed(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, 
     outputs, positions, states = [], [], []
     for members in batches.values():
         first = starts[members]
-        count = torch.tensor([lengths[i] for i in members])
-        offset = torch.arange(int(count.max()))
+        counts = [lengths[i] for i in members]
+        count, offset = torch.tensor(counts), torch.arange(max(counts))
         live = offset < count[:, None]
         index = (first[:, None] + offset).where(live, first[:, None].clamp(max=max(sum(lengths) - 1, 0)))
         rows = _gather(steps, index.to(steps.u.device), live.to(steps.u.device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -21,3 +22,7 @@ class MemoryState(NamedTuple):
     def detach(self) -> MemoryState:
         """The same values, cut from the graph (truncated back-propagation)."""
         return MemoryState(self.S.detach(), self.M.detach())
+
+
+# `torch.load` of a file with such a state needs no more than its default, weights_only=True.
+torch.serialization.add_safe_globals([MemoryState])

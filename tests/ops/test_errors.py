@@ -86,7 +86,15 @@ MEMORY_ERRORS = {
         r"muon.gamma is on meta; it may be",
     ),
     "eta": ({"eta": float("nan")}, ValueError, r"eta is nan; it may be a finite float"),
-    "eta tensor": ({"eta": torch.ones(())}, ValueError, r"eta is tensor\(1.\); it may be a finite float"),
+    "eta tensor": ({"eta": torch.ones(())}, TypeError, r"eta is of type Tensor; it may be a finite float"),
+    "eta text": ({"eta": "1"}, TypeError, r"eta is of type str; it may be a finite float"),
+    "impl list": ({"impl": ["chunked"]}, ValueError, r"impl is \['chunked'\]; it may be 'auto' or one of"),
+    "no columns": (
+        {"q": torch.randn(B, L, H, 0), "k": torch.randn(B, L, H, 0)},
+        ValueError,
+        r"q has shape \[2, 6, 3, 0\], so m is 0; it may be 1 or more",
+    ),
+    "float8": ({"v": torch.randn(B, L, H, d).to(torch.float8_e5m2)}, TypeError, r"v is a tensor of torch.float8_e5m2"),
     "packed batch": (
         {"cu_seqlens": torch.tensor([0, L])},
         ValueError,
@@ -206,26 +214,35 @@ def test_muon_is_a_frozen_value():
 def test_a_named_implementation_is_never_replaced(monkeypatch):
     """Where `chunked` cannot run, asking for it is an error, and `auto` goes on to the next."""
     chunked = IMPLEMENTATIONS["chunked"]
+    native = IMPLEMENTATIONS["native"]
+    monkeypatch.setattr(type(native), "unsupported", lambda self, problem: "not here")
     monkeypatch.setattr(type(chunked), "unsupported", lambda self, problem: "no" if self is chunked else None)
     with pytest.raises(
         ValueError, match="impl is 'chunked', which cannot run this: no; impl='auto' picks one that can"
     ):
         memory(impl="chunked")
     memory(impl="auto")
-    monkeypatch.setattr(type(chunked), "unsupported", lambda self, problem: f"{self.name} is out")
+    for implementation in (native, chunked):
+        monkeypatch.setattr(type(implementation), "unsupported", lambda self, problem: f"{self.name} is out")
     with pytest.raises(
-        ValueError, match="no implementation can run this: chunked: chunked is out; reference: reference is"
+        ValueError, match="no implementation can run this: native: native is out; chunked: chunked is out; reference: "
     ):
         memory(impl="auto")
 
 
 def test_choice_is_a_function_of_the_problem_alone():
     cpu = torch.device("cpu")
-    assert choose("auto", Problem("memory", cpu, torch.float32, 1)).name == "reference"
-    assert choose("auto", Problem("memory", cpu, torch.float32, 2)).name == "chunked"
-    assert auto_order(Problem("selective", cpu, torch.float64, 100)) == ("chunked", "reference")
+    cuda = torch.device("cuda")
+    assert choose("auto", Problem(cpu, torch.float32, 1)).name == "native"
+    assert choose("auto", Problem(cpu, torch.float32, 2)).name == "native"
+    assert choose("auto", Problem(cpu, torch.float32, 2, transformed=True)).name == "reference"
+    assert choose("auto", Problem(cuda, torch.float32, 1)).name == "reference"
+    assert choose("auto", Problem(cuda, torch.float32, 2)).name == "chunked"
+    assert auto_order(Problem(cpu, torch.float64, 100)) == ("native", "chunked", "reference")
+    with pytest.raises(ValueError, match="the C\\+\\+ kernels run on a CPU, not on cuda"):
+        choose("native", Problem(cuda, torch.float32, 2))
     for name in IMPLEMENTATIONS:
-        assert choose(name, Problem("memory", cpu, torch.float32, 5)).name == name
-    mps = Problem("memory", torch.device("mps"), torch.float64, 5)
+        assert choose(name, Problem(cpu, torch.float32, 5)).name == name
+    mps = Problem(torch.device("mps"), torch.float64, 5)
     with pytest.raises(ValueError, match="the mps device has no float64"):
         choose("chunked", mps)

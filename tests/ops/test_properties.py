@@ -119,11 +119,10 @@ def test_any_shape_gate_and_size_agrees_and_is_finite(B, L, H, m, d, gates, scal
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(B, L, H, n, generator=generator, dtype=torch.float64) for n in (m, m, d))
     k = torch.nn.functional.normalize(k, dim=-1)
-    alpha, beta, gamma = (torch.full((B, L, H), g, dtype=torch.float64) for g in gates)
+    alpha, beta = (torch.full((B, L, H), g, dtype=torch.float64) for g in gates[:2])
     mixed = torch.rand(B, L, H, generator=generator) < 0.3
     alpha, beta = alpha.where(~mixed, 0.5), beta.where(mixed, 0.25)
     muon = Muon(gamma=gates[2]) if normalised else Muon(gamma=gates[2], normalization=None)
-    del gamma
     results = {impl: muon_memory(q, k, scale * v, alpha.log(), beta, eta=eta, muon=muon, impl=impl) for impl in IMPLS}
     wanted, state = results["reference"]
     bound = TOLERANCE[torch.float64]
@@ -151,3 +150,4 @@ def test_any_shape_gate_and_size_of_the_selective_scan_agrees(B, L, D, N, dt, de
         assert y.isfinite().all()
         assert difference(y, wanted) <= bound
         assert difference(end.S, state.S) <= bound
+        assert difference(end.M, state.M) <= bound

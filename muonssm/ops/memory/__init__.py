@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from .. import checks
@@ -62,12 +60,11 @@ def muon_memory(
     lengths = checks.check_cu_seqlens(cu_seqlens, B, L)
     state_shape = (B if lengths is None else len(lengths), H, d, m)
     checks.check_state(state, state_shape, q.device)
-    if isinstance(eta, Tensor) or not math.isfinite(eta):
-        raise ValueError(f"eta is {eta!r}; it may be a finite float, 0 or 1 in the paper")
+    checks.check_eta(eta)
 
     dtype = compute_dtype(*inputs.values(), *(state or ()))
     longest = L if lengths is None else max(lengths)
-    problem = Problem("memory", q.device, dtype, longest, packed=lengths is not None)
+    problem = Problem(q.device, dtype, longest, checks.is_transformed())
     implementation = choose(impl, problem)
     module = implementation.load().memory
 
@@ -85,6 +82,6 @@ def muon_memory(
             gamma=gamma_rows(muon.gamma, dtype, q.device),
             mu=wide_q.new_ones(1, 1, 1),
         )
-        S, M = (x.to(dtype) for x in state) if state else wide_q.new_zeros(2, *state_shape)
+        S, M = (widen(x, dtype) for x in state) if state else wide_q.new_zeros(2, *state_shape)
         y, S, M = run_sequences(module.run, module.chunk_length, steps, S, M, lengths)
     return y.to(v.dtype), MemoryState(S, M)

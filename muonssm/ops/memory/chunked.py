@@ -106,11 +106,11 @@ def _erase(chunks: _Chunks, decays: _Decays) -> tuple[Tensor, Tensor, Tensor, Te
     k, e = chunks.k, chunks.erase
     assert e is not None
     G = k @ k.mT
-    T = unit_lower_inverse(e[..., None] * decays.LA * G) * -e[..., None, :]
     lost = (decays.Cm - decays.muLG) * G  # zero on the diagonal already
-    WU = T @ (lost @ chunks.u)
-    WS = T @ (decays.A[..., None] * k)
-    WM = T @ ((decays.g - chunks.mu * decays.Gam)[..., None] * k)
+    forget, recall = -e * decays.A, -e * (decays.g - chunks.mu * decays.Gam)
+    right = torch.cat((-e[..., None] * (lost @ chunks.u), forget[..., None] * k, recall[..., None] * k), dim=-1)
+    W = solve_unit_lower(e[..., None] * decays.LA * G, right)
+    WU, WS, WM = W.split((chunks.u.shape[-1], k.shape[-1], k.shape[-1]), dim=-1)
     return WU, WS, WM, decays.LA[..., -1, :, None] * k
 
 
@@ -134,9 +134,9 @@ def decay_matrix(a: Tensor) -> Tensor:
     return _DecayMatrix.apply(a)
 
 
-def unit_lower_inverse(N: Tensor) -> Tensor:
-    """(I + N)^-1 where N `[..., C, C]` is taken to be strictly lower triangular: the rest of it is not read."""
-    return _UnitLowerInverse.apply(N)
+def solve_unit_lower(N: Tensor, right: Tensor) -> Tensor:
+    """X of (I + N) X = right, where of N `[..., C, C]` only what is below the diagonal is read."""
+    return _SolveUnitLower.apply(N, right)
 
 
 class _DecayMatrix(torch.autograd.Function):
@@ -156,20 +156,47 @@ class _DecayMatrix(torch.autograd.Function):
         return F.pad(dN.diagonal(-1, -2, -1), (1, 0))
 
 
-class _UnitLowerInverse(torch.autograd.Function):
-    """X = (I + N)^-1, hence dN = -X^T dX X^T."""
+class _SolveUnitLower(torch.autograd.Function):
+    """Forward substitution in blocks of 16 rows, each by the inverse of its diagonal block: matmuls, for the most part.
+
+    The inverse of all of I + N would be as fast, but loses two digits where e k.k is above 1.
+    With Y = (I + N)^-T dX, the gradients are dright = Y and dN = -Y X^T.
+    """
 
     @staticmethod
-    def forward(ctx: Any, N: Tensor) -> Tensor:
-        identity = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device).expand_as(N)
-        X = torch.linalg.solve_triangular(N, identity, upper=False, unitriangular=True)
-        ctx.save_for_backward(X)
+    def forward(ctx: Any, N: Tensor, right: Tensor) -> Tensor:
+        T = _diagonal_inverses(N)
+        X = torch.empty_like(right)
+        for i, rows in enumerate(_block_rows(N)):
+            rest = right[..., rows, :]
+            if i > 0:
+                rest = rest - N[..., rows, : rows.start] @ X[..., : rows.start, :]
+            X[..., rows, :] = T[..., i, :, :] @ rest
+        ctx.save_for_backward(N, T, X)
         return X
 
     @staticmethod
-    def backward(ctx: Any, dX: Tensor) -> Tensor:
-        (X,) = ctx.saved_tensors
-        return -(X.mT @ dX @ X.mT).tril(-1)
+    def backward(ctx: Any, dX: Tensor) -> tuple[Tensor, Tensor]:
+        N, T, X = ctx.saved_tensors
+        Y = torch.empty_like(X)
+        blocks = _block_rows(N)
+        for i, rows in reversed(list(enumerate(blocks))):
+            rest = dX[..., rows, :]
+            if i < len(blocks) - 1:
+                rest = rest - N[..., rows.stop :, rows].mT @ Y[..., rows.stop :, :]
+            Y[..., rows, :] = T[..., i, :, :].mT @ rest
+        return -(Y @ X.mT).tril(-1), Y
+
+
+def _block_rows(N: Tensor) -> list[slice]:
+    return [slice(start, start + SHORT_CHUNK) for start in range(0, N.shape[-1], SHORT_CHUNK)]
+
+
+def _diagonal_inverses(N: Tensor) -> Tensor:
+    """Inverses of the diagonal blocks of I + N, `[..., C / 16, 16, 16]`."""
+    blocks = torch.stack([N[..., rows, rows] for rows in _block_rows(N)], dim=-3)
+    identity = torch.eye(SHORT_CHUNK, dtype=N.dtype, device=N.device).expand_as(blocks)
+    return torch.linalg.solve_triangular(blocks, identity, upper=False, unitriangular=True)
 
 
 # The recurrence over chunks. An operator of its own, so that a compiler sees one node and not a loop whose length it
@@ -198,8 +225,9 @@ def chunk_states(
     `[n, B, H, C, m]`, or all None where nothing is erased (W is then empty).
     """
     n, shape = US.shape[0], US.shape[1:]
-    S_all, M_all = (torch.cat((x[None], x.new_empty(n, *shape))) for x in (S, M))
-    W = US.new_empty(0) if WU is None else torch.empty_like(WU)
+    S_all, M_all = US.new_empty(n + 1, *shape), US.new_empty(n + 1, *shape)
+    S_all[0], M_all[0] = S, M
+    W = US.new_empty(0 if WU is None else WU.shape)
     for i, (A, g, Gam) in enumerate(zip(*ends, strict=True)):
         S, M, S_next, M_next = S_all[i], M_all[i], S_all[i + 1], M_all[i + 1]
         torch.addcmul(US[i], A, S, out=S_next).addcmul_(g, M)

@@ -60,7 +60,7 @@ def muon_selective_scan(
 
     dtype = compute_dtype(*given.values(), *(state or ()))  # type: ignore[arg-type]
     longest = L if lengths is None else max(lengths)
-    problem = Problem("selective", x.device, dtype, longest, packed=lengths is not None)
+    problem = Problem(x.device, dtype, longest, checks.is_transformed())
     implementation = choose(impl, problem)
     module = implementation.load().selective
 
@@ -83,6 +83,6 @@ def muon_selective_scan(
         def run(steps: SelectiveSteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             return module.run(steps, wide_A, S, M)
 
-        S, M = (t.to(dtype) for t in state) if state else wide_x.new_zeros(2, *state_shape)
+        S, M = (widen(t, dtype) for t in state) if state else wide_x.new_zeros(2, *state_shape)
         y, S, M = run_sequences(run, module.chunk_length, steps, S, M, lengths)
     return y.to(x.dtype), MemoryState(S, M)

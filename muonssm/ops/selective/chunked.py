@@ -77,7 +77,8 @@ def selective_chunked(
         outputs.append(torch.einsum("btdn,btn->btd", chunk.S, steps.C))
         S_all.append(chunk.S[:, -1])
         M_all.append(chunk.M[:, -1])
-    return torch.cat(outputs, dim=1), torch.stack(S_all, dim=1), torch.stack(M_all, dim=1)
+    results = (torch.cat(outputs, dim=1), torch.stack(S_all, dim=1), torch.stack(M_all, dim=1))
+    return tuple(x.contiguous() for x in results)  # type: ignore[return-value]
 
 
 @torch.library.custom_op("muonssm::selective_chunked_backward", mutates_args=())
@@ -87,8 +88,8 @@ def _selective_chunked_backward(
     """Gradients of u, dt, A, B, C, gamma, S, M (that of A is empty where A is None)."""
     dy, dS_all, dM_all = grads
     u, dt, B, C, gamma, _ = inputs
-    du, ddt, dB, dC, dgamma = (torch.empty_like(x) for x in (u, dt, B, C, gamma))
-    dA = torch.zeros_like(A) if A is not None else u.new_empty(0)
+    du, ddt, dB, dC, dgamma = (x.new_empty(x.shape) for x in (u, dt, B, C, gamma))
+    dA = A.new_zeros(A.shape) if A is not None else u.new_empty(0)
     dS_end, dM_end = dS_all[:, -1], dM_all[:, -1]
     for i in reversed(range(S_all.shape[1] - 1)):
         start = i * CHUNK
@@ -112,7 +113,7 @@ def _selective_chunked_backward(
             dA += torch.einsum("btdn,btd->dn", dlog, steps.dt)
         dS_end = chunk.a[:, 0] * dS[:, 0] + dS_all[:, i]
         dM_end = chunk.gamma[:, 0] * dM[:, 0] + dM_all[:, i]
-    return du, ddt, dA, dB, dC, dgamma, dS_end.clone(), dM_end.clone()
+    return du, ddt, dA, dB, dC, dgamma, *(x.clone(memory_format=torch.contiguous_format) for x in (dS_end, dM_end))  # type: ignore[return-value]
 
 
 def _slice(inputs: Any, start: int) -> SelectiveSteps:
@@ -127,14 +128,14 @@ def _shift(first: Tensor, states: Tensor) -> Tensor:
 @selective_chunked.register_fake
 def _(u, dt, A, B, C, gamma, mu, S, M):  # type: ignore[no-untyped-def]
     states = (u.shape[0], (u.shape[1] + CHUNK - 1) // CHUNK + 1, u.shape[2], B.shape[2])
-    return torch.empty_like(u), u.new_empty(states), u.new_empty(states)
+    return u.new_empty(u.shape), u.new_empty(states), u.new_empty(states)
 
 
 @_selective_chunked_backward.register_fake
 def _(grads, inputs, A, S_all, M_all):  # type: ignore[no-untyped-def]
     u, dt, B, C, gamma, _ = inputs
     like = (u, dt, A if A is not None else u.new_empty(0), B, C, gamma, S_all[:, 0], M_all[:, 0])
-    return tuple(torch.empty_like(x) for x in like)
+    return tuple(x.new_empty(x.shape) for x in like)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

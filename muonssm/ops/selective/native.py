@@ -5,7 +5,6 @@ Casts, the scale of the write and packed sequences are the kernels' own business
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -31,29 +30,26 @@ def run_fused(
     vectors = library.common_dtype(inputs, dtype)
     wide_A = None if A is None else widen(A, dtype).contiguous()
     gamma = gamma_rows(muon.gamma, dtype, x.device).contiguous()
-    S, M = (t.to(dtype).contiguous() for t in state) if state else (None, None)
-    settings = (library.has_momentum(muon), library.write_numbers(muon))
-    tensors = (*vectors, wide_A, gamma, S, M)
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)
+    tensors = [*vectors, gamma]
+    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, wide_A, S, M))
     offsets = library.sequence_offsets(x.shape[0], x.shape[1], cu_seqlens)
-    if recorded or not library.is_plain(x):
-        y, S, M, *_ = selective_native(*tensors, offsets, *settings, recorded)
-    else:
-        y, S, M, *_ = _forward(*tensors, offsets, *settings, False)
+    function = selective_native if recorded or not library.is_plain(x) else _forward
+    settings = (library.has_momentum(muon), library.write_numbers(muon))
+    y, S, M, *_ = function(tensors, wide_A, S, M, offsets, *settings, recorded)
     return y.to(x.dtype), S, M
 
 
 def _arguments(
-    tensors: tuple[Tensor | None, ...], offsets: Tensor, momentum: bool, write: list[float]
+    inputs: list[Tensor], A: Tensor | None, offsets: Tensor, momentum: bool, write: list[float]
 ) -> library.SelectiveArguments:
-    x, _, B, _, _, gamma, *_ = tensors
-    assert x is not None and B is not None and gamma is not None
+    x, _, B, _, gamma = inputs
     a = library.SelectiveArguments(
         library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, x.shape[2], B.shape[2], momentum
     )
     a.gamma_step = int(gamma.numel() > 1)
-    a.write, a.offsets = library.make_write(write), offsets.data_ptr()
-    a.x, a.dt, a.B, a.C, a.A, a.gamma, a.S0, a.M0 = (library.address(t) for t in tensors)
+    a.write, a.offsets, a.A = library.make_write(write), offsets.data_ptr(), library.address(A)
+    a.x, a.dt, a.B, a.C, a.gamma = (t.data_ptr() for t in inputs)
     return a
 
 
@@ -66,54 +62,75 @@ def _shapes(x: Tensor, B: Tensor, gamma: Tensor, offsets: Tensor) -> tuple[tuple
 
 
 def _forward(
-    x: Tensor, dt: Tensor, B: Tensor, C: Tensor, A: Tensor | None, gamma: Tensor, S0: Tensor | None, M0: Tensor | None,
-    offsets: Tensor, momentum: bool, write: list[float], save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    inputs: list[Tensor],
+    A: Tensor | None,
+    S0: Tensor | None,
+    M0: Tensor | None,
+    offsets: Tensor,
+    momentum: bool,
+    write: list[float],
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
-    y, S, M = torch.empty_like(x), gamma.new_empty(state), gamma.new_empty(state)
-    a = _arguments((x, dt, B, C, A, gamma, S0, M0), offsets, momentum, write)
-    a.y, a.S, a.M = y.data_ptr(), S.data_ptr(), M.data_ptr()
+    y, S, M = x.new_empty(x.shape), gamma.new_empty(state), gamma.new_empty(state)
     S_saved, M_saved = gamma.new_empty(saved if save else 0), gamma.new_empty(saved if save and momentum else 0)
-    if save:
-        a.S_saved, a.M_saved = S_saved.data_ptr(), M_saved.data_ptr() if momentum else None
+    a = _arguments(inputs, A, offsets, momentum, write)
+    a.S0, a.M0, a.y, a.S, a.M = (library.address(t) for t in (S0, M0, y, S, M))
+    a.S_saved, a.M_saved = library.address(S_saved), library.address(M_saved)
     library.call("selective", "forward" if save or x.shape[1] != 1 else "step", a)
     return y, S, M, S_saved, M_saved
 
 
 @torch.library.custom_op("muonssm::selective_native", mutates_args=())
 def selective_native(
-    x: Tensor, dt: Tensor, B: Tensor, C: Tensor, A: Tensor | None, gamma: Tensor, S0: Tensor | None, M0: Tensor | None,
-    offsets: Tensor, momentum: bool, write: list[float], save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    inputs: list[Tensor],
+    A: Tensor | None,
+    S0: Tensor | None,
+    M0: Tensor | None,
+    offsets: Tensor,
+    momentum: bool,
+    write: list[float],
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
-    return _forward(x, dt, B, C, A, gamma, S0, M0, offsets, momentum, write, save)
+    return _forward(inputs, A, S0, M0, offsets, momentum, write, save)
 
 
 @selective_native.register_fake
-def _(x, dt, B, C, A, gamma, S0, M0, offsets, momentum, write, save):  # type: ignore[no-untyped-def]
+def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-untyped-def]
+    x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))
-    return torch.empty_like(x), *(gamma.new_empty(shape) for shape in shapes)
+    return x.new_empty(x.shape), *(gamma.new_empty(shape) for shape in shapes)
 
 
 @torch.library.custom_op("muonssm::selective_native_backward", mutates_args=())
 def _selective_native_backward(
-    grads: list[Tensor], inputs: list[Tensor], A: Tensor | None, saved: list[Tensor], offsets: Tensor,
-    momentum: bool, write: list[float], dgamma: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    A: Tensor | None,
+    saved: list[Tensor],
+    offsets: Tensor,
+    momentum: bool,
+    write: list[float],
+    dgamma: bool,
+) -> list[Tensor]:
     """Gradients of x, dt, B, C, A (empty where A is None), gamma (empty unless asked for), S0, M0."""
-    x, *_, gamma = inputs
     out = _gradients(grads, inputs, A, dgamma)
-    a = _arguments((*inputs[:4], A, gamma, None, None), offsets, momentum, write)
+    a = _arguments(inputs, A, offsets, momentum, write)
     dy, dS, dM = (t.contiguous() for t in grads)
     a.dy, a.dS, a.dM = dy.data_ptr(), dS.data_ptr(), dM.data_ptr()
-    a.S_saved, a.M_saved = saved[0].data_ptr(), saved[1].data_ptr() if momentum else None
-    a.dx, a.ddt, a.dB, a.dC, a.dA, a.dgamma, a.dS0, a.dM0 = (t.data_ptr() for t in out)
-    if not dgamma:
-        a.dgamma = None
+    a.S_saved, a.M_saved = (library.address(t) for t in saved)
+    a.dx, a.ddt, a.dB, a.dC, a.dA, a.dgamma, a.dS0, a.dM0 = (library.address(t) for t in out)
     library.call("selective", "backward", a)
-    first = (library.narrow_gradient(t, x.dtype) for t in out[:4])
-    return (*first, *out[4:])  # type: ignore[return-value]
+    return [*(library.narrow_gradient(t, inputs[0].dtype) for t in out[:4]), *out[4:]]
+
+
+@_selective_native_backward.register_fake
+def _(grads, inputs, A, saved, offsets, momentum, write, dgamma):  # type: ignore[no-untyped-def]
+    out = _gradients(grads, inputs, A, dgamma)
+    return [*(t.to(inputs[0].dtype) for t in out[:4]), *out[4:]]
 
 
 def _gradients(grads: list[Tensor], inputs: list[Tensor], A: Tensor | None, dgamma: bool) -> list[Tensor]:
@@ -131,8 +148,8 @@ def _(grads, inputs, A, saved, offsets, momentum, write, dgamma):  # type: ignor
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, dt, B, C, A, gamma, S0, _, offsets, momentum, write, _ = inputs
-    ctx.save_for_backward(x, dt, B, C, gamma, A, offsets, *output[3:])
+    tensors, A, S0, _, offsets, momentum, write, _ = inputs
+    ctx.save_for_backward(*tensors, A, offsets, *output[3:])
     ctx.settings, ctx.stateless = (momentum, write), S0 is None
     ctx.set_materialize_grads(False)  # the saved states are large, and nothing differentiates them
 
@@ -141,14 +158,13 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, A, offsets, S_saved, M_saved = ctx.saved_tensors
     x, _, B, _, gamma = inputs
     state, _ = _shapes(x, B, gamma, offsets)
-    dy, dS, dM = library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
-    dgamma = ctx.needs_input_grad[5]
-    saved = [S_saved, M_saved]
-    results = _selective_native_backward([dy, dS, dM], inputs, A, saved, offsets, *ctx.settings, dgamma)
+    grads = library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
+    dgamma, saved = ctx.needs_input_grad[0][4], [S_saved, M_saved]
+    results = _selective_native_backward(grads, inputs, A, saved, offsets, *ctx.settings, dgamma)
     *first, dA, by_gamma, dS0, dM0 = results
-    by_gamma = by_gamma.sum_to_size(inputs[4].shape) if dgamma else None
+    by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None
     states = (None, None) if ctx.stateless else (dS0, dM0)
-    return *first, None if A is None else dA, by_gamma, *states, None, None, None, None
+    return [*first, by_gamma], None if A is None else dA, *states, None, None, None, None
 
 
 selective_native.register_autograd(_backward, setup_context=_save)

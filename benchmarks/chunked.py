@@ -11,46 +11,34 @@ import argparse
 import torch
 
 from muonssm.bench.measure import best_seconds, exponent, forward, peak_bytes, threads, training
-from muonssm.bench.workloads import PEER, MemoryWorkload, check
-from muonssm.ops import Muon, muon_memory
+from muonssm.bench.workloads import MemoryWorkload, check
+from muonssm.ops import Muon
 
 HEADS, DIM = 8, 64
 
 
-def verify(work: MemoryWorkload, functions: dict) -> None:
-    wide = [x.detach().double() for x in work.inputs]
-    with torch.no_grad():
-        plain = muon_memory(*wide, muon=Muon.off(), impl="reference")[0]
-        muon = muon_memory(*wide, muon=Muon(), impl="reference")[0]
-        for name, function in functions.items():
-            check(name, function(), plain if name == PEER else muon)
-
-
 def against_transformers(rounds: int) -> None:
     work = MemoryWorkload.make(1, 2048, HEADS, DIM, DIM)
-    functions = {PEER: work.transformers_chunked(), "chunked": work.ours("chunked", Muon())}
-    verify(work, functions)
+    ours, peer = work.contender("chunked"), work.gated_delta_rule("chunk")
+    check(work, [ours, peer])
     weight = torch.randn_like(work.v)
     for title, bound, prepare in (
         ("forward", 1.5, forward),
         ("forward + backward", 2.0, lambda f: training(f, weight)),
     ):
-        seconds = best_seconds({name: prepare(f) for name, f in functions.items()}, rounds)
-        ratio = seconds["chunked"] / seconds[PEER]
-        print(f"{title:<20} chunked {1e3 * seconds['chunked']:7.1f} ms   {PEER} {1e3 * seconds[PEER]:7.1f} ms", end="")
-        print(f"   ratio {ratio:.2f}  (<= {bound})")
+        show(title, best_seconds({c.name: prepare(c.run) for c in (ours, peer)}, rounds), f"<= {bound}")
 
 
 def against_algorithm_1(rounds: int) -> None:
     work = MemoryWorkload.make(1, 512, HEADS, DIM, DIM)
-    functions = {name: work.ours(name, Muon()) for name in ("scan", "chunked")}
-    verify(work, functions)
-    seconds = best_seconds({name: forward(f) for name, f in functions.items()}, rounds)
-    ratio = seconds["scan"] / seconds["chunked"]
-    chunked, scan = (1e3 * seconds[name] for name in ("chunked", "scan"))
-    print(
-        f"{'forward, L = 512':<20} chunked {chunked:7.1f} ms   scan {scan:7.1f} ms   ratio {ratio:.0f}  (to be >= 100)"
-    )
+    contenders = [work.contender("scan"), work.contender("chunked")]
+    check(work, contenders)
+    show("forward, L = 512", best_seconds({c.name: forward(c.run) for c in contenders}, rounds), ">= 100")
+
+
+def show(title: str, seconds: dict[str, float], bound: str) -> None:
+    (first, a), (second, b) = seconds.items()
+    print(f"{title:<20} {first} {1e3 * a:.1f} ms   {second} {1e3 * b:.1f} ms   ratio {a / b:.2f}  ({bound})")
 
 
 def memory() -> None:

@@ -16,6 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     info = commands.add_parser("info", help="versions, device, and which implementations are usable here")
     info.set_defaults(run=_info)
+    bench = commands.add_parser("bench", help="our implementations and their peers side by side (extra: bench)")
+    bench.add_argument("--output", default="runs/bench", help="folder for bench.json and bench.png")
+    bench.add_argument("--rounds", type=int, default=15, help="rounds of which the best counts")
+    bench.add_argument("--threads", type=int, default=2)
+    bench.add_argument("--longest", type=int, default=131072, help="where the sweep over lengths ends")
+    bench.set_defaults(run=_bench)
     parsed = parser.parse_args(arguments)
     return parsed.run(parsed)
 
@@ -25,6 +31,17 @@ def _info(_: argparse.Namespace) -> int:
 
     print(describe())
     return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    try:
+        from .bench.suite import run
+    except ImportError as error:
+        print(f"muonssm bench needs the extra `bench` (pip install 'muonssm[bench]'): {error}", file=sys.stderr)
+        return 2
+    return run(Path(arguments.output), arguments.rounds, arguments.threads, arguments.longest)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
 EXPORT int64_t muonssm_vector_bytes() { return muonssm::chosen().vector_bytes(); }
 EXPORT void muonssm_memory_forward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_forward(*a); }
 EXPORT void muonssm_memory_backward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_backward(*a); }
-EXPORT void muonssm_memory_step(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_step(*a); }
+EXPORT int64_t muonssm_memory_step(const muonssm::MemoryArguments* a) { return muonssm::chosen().memory_step(*a); }
 EXPORT void muonssm_selective_forward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_forward(*a); }
 EXPORT void muonssm_selective_backward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_backward(*a); }
-EXPORT void muonssm_selective_step(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_step(*a); }
+EXPORT int64_t muonssm_selective_step(const muonssm::SelectiveArguments* a) { return muonssm::chosen().selective_step(*a); }

@@ -49,10 +49,10 @@ struct Kernels {
     int64_t (*vector_bytes)();
     void (*memory_forward)(const MemoryArguments&);
     void (*memory_backward)(const MemoryArguments&);
-    void (*memory_step)(const MemoryArguments&);
+    int64_t (*memory_step)(const MemoryArguments&);  // 1 if some log_alpha is above 0, otherwise 0
     void (*selective_forward)(const SelectiveArguments&);
     void (*selective_backward)(const SelectiveArguments&);
-    void (*selective_step)(const SelectiveArguments&);
+    int64_t (*selective_step)(const SelectiveArguments&);  // 0
 };
 
 }  // namespace muonssm

@@ -18,10 +18,10 @@ namespace MUONSSM_ISA {
 static int64_t vector_bytes() { return VECTOR_BYTES; }
 static void memory_forward(const MemoryArguments& a) { DISPATCH(memory_forward_typed, a) }
 static void memory_backward(const MemoryArguments& a) { DISPATCH(memory_backward_typed, a) }
-static void memory_step(const MemoryArguments& a) { DISPATCH(memory_step_typed, a) }
+static int64_t memory_step(const MemoryArguments& a) { DISPATCH(memory_step_typed, a) return 0; }
 static void selective_forward(const SelectiveArguments& a) { DISPATCH(selective_forward_typed, a) }
 static void selective_backward(const SelectiveArguments& a) { DISPATCH(selective_backward_typed, a) }
-static void selective_step(const SelectiveArguments& a) { DISPATCH(selective_step_typed, a) }
+static int64_t selective_step(const SelectiveArguments& a) { DISPATCH(selective_step_typed, a) return 0; }
 
 #define NAME_OF(x) #x
 #define NAME(x) NAME_OF(x)

@@ -196,49 +196,71 @@ template <class T, class I> void memory_forward_typed(const MemoryArguments& a) 
     }
 }
 
-// One step of every sequence (decoding): columns in the lanes, so that S and M are read and written as they lie.
-template <class T, class I> void memory_step_typed(const MemoryArguments& a) {
+// NR rows of one head through one step, columns in the lanes: rows of S and M are read and written as they lie, mp apart.
+template <class T, int NR>
+INLINE void step_rows(const T* S, const T* M, T* S_out, T* M_out, const T* k, const T* q, const T* u, T alpha, T gamma, T forget, int64_t mp, T* y) {
     using V = Vec<T>;
     constexpr int W = LANES<T>;
+    V p[NR], out[NR];
+    for (int r = 0; r < NR; ++r) p[r] = out[r] = zero<T>();
+    for (int64_t j = 0; j < mp; j += W)
+        for (int r = 0; r < NR; ++r) p[r] += load(S + r * mp + j) * load(k + j);
+    T w[NR];
+    for (int r = 0; r < NR; ++r) w[r] = forget * sum<T>(p[r]);
+    for (int64_t j = 0; j < mp; j += W) {
+        const V kj = load(k + j), qj = load(q + j);
+        for (int r = 0; r < NR; ++r) {
+            const V momentum = gamma * load(M + r * mp + j) + u[r] * kj;
+            const V x = alpha * load(S + r * mp + j) + w[r] * kj + momentum;
+            store(M_out + r * mp + j, momentum);
+            store(S_out + r * mp + j, x);
+            out[r] += x * qj;
+        }
+    }
+    for (int r = 0; r < NR; ++r) y[r] = sum<T>(out[r]);
+}
+
+// One step of every sequence (decoding). Returns 1, having done nothing, if some log_alpha is above 0.
+template <class T, class I> int64_t memory_step_typed(const MemoryArguments& a) {
     const int64_t H = a.heads, d = a.d, m = a.m, mp = padded<T>(m), dp = padded<T>(d), tasks = a.sequences * H;
     const int64_t threads = tasks * d * m < 32768 ? 1 : std::min(a.threads, tasks);
+    for (int64_t i = 0; i < tasks; ++i)
+        if (*at<T>(a.log_alpha, i) > 0) return 1;
 #pragma omp parallel num_threads(int(std::max<int64_t>(1, threads))) if (threads > 1)
     {
-        Buffer<T> q(mp), k(mp), v(dp), S_row(mp), M_row(mp);
+        const bool whole = m == mp && a.S0 && a.M0;  // otherwise the states go through padded copies
+        Buffer<T> q(mp), k(mp), v(dp), y(dp), S_copy(whole ? 0 : d * mp), M_copy(whole ? 0 : d * mp);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t h = task % H;
             gather<I>(at<I>(a.q, task * m), 0, 1, m, q.get(), mp);
             gather<I>(at<I>(a.k, task * m), 0, 1, m, k.get(), mp);
             gather<I>(at<I>(a.v, task * d), 0, 1, d, v.get(), dp);
             const T alpha = std::exp(*at<T>(a.log_alpha, task)), beta = *at<T>(a.beta, task), forget = -alpha * T(a.eta) * beta;
-            const T gamma = *at<T>(a.gamma, task / H * a.gamma_step + h * a.gamma_head);
-            const double v2 = square_norm<T>(v, dp), k2 = square_norm<T>(k, mp);
-            const T c = T(write_scale(a.write, beta, v2, k2));
-            for (int64_t i = 0; i < d; ++i) {
-                const int64_t place = (task * d + i) * m;
-                const T *S_in = a.S0 ? at<T>(a.S0, place) : nullptr, *M_in = a.M0 ? at<T>(a.M0, place) : nullptr;
-                T *S_out = at<T>(a.S, place), *M_out = at<T>(a.M, place);
-                const bool whole = m == mp;  // rows of whole vectors are used where they lie, others in padded copies
-                T *S_to = whole ? S_out : S_row.get(), *M_to = whole ? M_out : M_row.get();
-                if (!whole || !S_in) { if (S_in) std::copy(S_in, S_in + m, S_to); else std::fill(S_to, S_to + m, T(0)); S_in = S_to; }
-                if (!whole || !M_in) { if (M_in) std::copy(M_in, M_in + m, M_to); else std::fill(M_to, M_to + m, T(0)); M_in = M_to; }
-                const T u = c * v[i];
-                V p = zero<T>(), y = zero<T>();
-                for (int64_t j = 0; j < mp; j += W) p += load(S_in + j) * load(k + j);
-                const T w = forget * sum<T>(p);
-                for (int64_t j = 0; j < mp; j += W) {
-                    const V kj = load(k + j), momentum = gamma * load(M_in + j) + u * kj;
-                    const V x = alpha * load(S_in + j) + w * kj + momentum;
-                    store(M_to + j, momentum);
-                    store(S_to + j, x);
-                    y += x * load(q + j);
-                }
-                if (!whole) { std::copy(S_to, S_to + m, S_out); std::copy(M_to, M_to + m, M_out); }
-                narrow(sum<T>(y), *at<I>(a.y, task * d + i));
+            const T gamma = *at<T>(a.gamma, task / H * a.gamma_step + task % H * a.gamma_head);
+            const T c = T(write_scale(a.write, beta, square_norm<T>(v, dp), square_norm<T>(k, mp)));
+            for (int64_t i = 0; i < d; ++i) v[i] *= c;
+            const int64_t place = task * d * m;
+            const T *S = whole ? at<T>(a.S0, place) : S_copy.get(), *M = whole ? at<T>(a.M0, place) : M_copy.get();
+            T *S_out = whole ? at<T>(a.S, place) : S_copy.get(), *M_out = whole ? at<T>(a.M, place) : M_copy.get();
+            if (!whole) {
+                if (a.S0) gather<T>(at<T>(a.S0, place), m, d, m, S_copy.get(), mp);
+                else std::memset(S_copy.get(), 0, std::size_t(d * mp) * sizeof(T));
+                if (a.M0) gather<T>(at<T>(a.M0, place), m, d, m, M_copy.get(), mp);
+                else std::memset(M_copy.get(), 0, std::size_t(d * mp) * sizeof(T));
             }
+            int64_t i = 0;
+            for (; i + 4 <= d; i += 4)
+                step_rows<T, 4>(S + i * mp, M + i * mp, S_out + i * mp, M_out + i * mp, k, q, v + i, alpha, gamma, forget, mp, y + i);
+            for (; i < d; ++i)
+                step_rows<T, 1>(S + i * mp, M + i * mp, S_out + i * mp, M_out + i * mp, k, q, v + i, alpha, gamma, forget, mp, y + i);
+            if (!whole) {
+                scatter<T, false>(S_out, mp, d, m, at<T>(a.S, place), m);
+                scatter<T, false>(M_out, mp, d, m, at<T>(a.M, place), m);
+            }
+            scatter<I, false>(y.get(), dp, 1, d, at<I>(a.y, task * d), d);
         }
     }
+    return 0;
 }
 
 }  // namespace MUONSSM_ISA

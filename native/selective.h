@@ -148,7 +148,7 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
 }
 
 // One step of every sequence (decoding): states in the lanes, read and written as they lie.
-template <class T, class I> void selective_step_typed(const SelectiveArguments& a) {
+template <class T, class I> int64_t selective_step_typed(const SelectiveArguments& a) {
     using V = Vec<T>;
     constexpr int W = LANES<T>;
     const int64_t D = a.D, N = a.N, Np = padded<T>(N), tasks = a.sequences * D;
@@ -191,6 +191,7 @@ template <class T, class I> void selective_step_typed(const SelectiveArguments& 
             narrow(sum<T>(y), *at<I>(a.y, task));
         }
     }
+    return 0;
 }
 
 }  // namespace MUONSSM_ISA

@@ -36,9 +36,10 @@ inline Gain gain(double square, int64_t steps) {
 inline double write_scale(const Write& w, double beta, double v2, double k2) {
     const double tau = w.tau_inside * w.tau_outside;
     if (w.steps < 0) return tau * beta;
-    const double sigma = w.tau_inside * std::fabs(beta) * std::sqrt(v2) * std::sqrt(k2);
-    const double floor = sigma > w.delta ? sigma : w.delta;
-    return tau * beta * gain(sigma / floor * (sigma / floor), w.steps).value / floor;
+    const double product = v2 * k2, root = product < 1e300 ? std::sqrt(product) : std::sqrt(v2) * std::sqrt(k2);
+    const double sigma = w.tau_inside * std::fabs(beta) * root;
+    if (sigma > w.delta) return std::copysign(w.tau_outside * gain(1.0, w.steps).value, beta) / root;
+    return tau * beta * gain(sigma / w.delta * (sigma / w.delta), w.steps).value / w.delta;
 }
 
 // Given dc: the gradient of beta, and the factors by which v and k enter their own gradients (dv += dv_v * v).

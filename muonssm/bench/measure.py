@@ -32,6 +32,16 @@ def best_seconds(functions: Mapping[str, Callable[[], object]], rounds: int, bud
     return best
 
 
+def repeated(function: Callable[[], object], times: int) -> Callable[[], object]:
+    """`function` many times in a row: for jobs of microseconds, as decoding does them."""
+
+    def run() -> None:
+        for _ in range(times):
+            function()
+
+    return run
+
+
 def forward(function: Callable[[], Tensor]) -> Callable[[], object]:
     """`function` as inference runs it."""
 

@@ -71,7 +71,7 @@ def load() -> ctypes.CDLL:
     for operator, arguments in (("memory", MemoryArguments), ("selective", SelectiveArguments)):
         for kind in ("forward", "backward", "step"):
             function = getattr(library, f"muonssm_{operator}_{kind}")
-            function.argtypes, function.restype = (ctypes.POINTER(arguments),), None
+            function.argtypes, function.restype = (ctypes.POINTER(arguments),), _Int if kind == "step" else None
     return library
 
 

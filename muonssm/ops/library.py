@@ -75,9 +75,14 @@ def load() -> ctypes.CDLL:
     return library
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def unavailable() -> str | None:
     """Why the kernels cannot be used on this machine; None if they can."""
+    return _unavailable()
+
+
+@functools.cache
+def _unavailable() -> str | None:
     try:
         load()
     except OSError as error:
@@ -91,13 +96,18 @@ def isa() -> str:
 
 
 @functools.cache
-def _lanes(dtype: torch.dtype) -> int:
-    return load().muonssm_vector_bytes() // dtype.itemsize
+def _vector_bytes() -> int:
+    return load().muonssm_vector_bytes()
+
+
+@torch.compiler.assume_constant_result
+def _lanes(itemsize: int) -> int:
+    return _vector_bytes() // itemsize
 
 
 def padded(size: int, dtype: torch.dtype) -> int:
     """`size` in whole vectors."""
-    lanes = _lanes(dtype)
+    lanes = _lanes(dtype.itemsize)
     return (size + lanes - 1) // lanes * lanes
 
 

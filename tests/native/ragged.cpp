@@ -1,0 +1,97 @@
+// Every kernel over ragged shapes, with arrays of exactly the size they need: run under AddressSanitizer, which ends the
+// program at the first access outside of them. Prints a checksum, so that nothing is optimised away.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "arguments.h"
+
+namespace muonssm { namespace MUONSSM_ISA { const Kernels& kernels(); } }
+using namespace muonssm;
+
+static double checksum = 0;
+static unsigned state = 1;
+static double uniform() { state = state * 1664525u + 1013904223u; return (state >> 8) / double(1 << 24); }
+
+struct Array {  // numbers of the given type in a block of exactly that size
+    std::unique_ptr<char[]> data;
+    int64_t size, type;
+    Array(int64_t size, int64_t type, double low, double high) : data(new char[size * width(type) + (size == 0)]), size(size), type(type) {
+        for (int64_t i = 0; i < size; ++i) {
+            const double x = low + (high - low) * uniform();
+            if (type == FLOAT64) reinterpret_cast<double*>(data.get())[i] = x;
+            else if (type == FLOAT32) reinterpret_cast<float*>(data.get())[i] = float(x);
+            else reinterpret_cast<uint16_t*>(data.get())[i] = type == BFLOAT16 ? 0x3e80 : 0x3400;  // 0.25
+        }
+    }
+    static int64_t width(int64_t type) { return type == FLOAT64 ? 8 : type == FLOAT32 ? 4 : 2; }
+    ~Array() { for (int64_t i = 0; i < size * width(type); ++i) checksum += data[i]; }
+    void* get() { return data.get(); }
+};
+
+static int64_t padded(int64_t size, int64_t real, int64_t bytes) {
+    const int64_t lanes = bytes / Array::width(real);
+    return (size + lanes - 1) / lanes * lanes;
+}
+
+static void memory(const Kernels& kernels, int64_t input, const std::vector<int64_t>& offsets, int64_t H, int64_t d, int64_t m,
+                   double eta, bool momentum, int64_t steps) {
+    const int64_t real = input == FLOAT64 ? FLOAT64 : FLOAT32, L = offsets.back(), N = int64_t(offsets.size()) - 1, bytes = kernels.vector_bytes();
+    Array q(L * H * m, input, -1, 1), k(L * H * m, input, -.3, .3), v(L * H * d, input, -1, 1), log_alpha(L * H, real, -1, 0), beta(L * H, real, 0, 1);
+    Array gamma(L * H, real, 0, 1), S0(N * H * d * m, real, -1, 1), M0(N * H * d * m, real, -1, 1), y(L * H * d, input, 0, 0), S(N * H * d * m, real, 0, 0), M(N * H * d * m, real, 0, 0);
+    int64_t segments = 0;
+    for (int64_t i = 0; i < N; ++i) segments += (offsets[i + 1] - offsets[i] + 63) / 64;
+    const int64_t saved = segments * H * padded(d, real, bytes) * padded(m, real, bytes);
+    Array S_saved(saved, real, 0, 0), M_saved(saved, real, 0, 0), dy(L * H * d, input, -1, 1), dS(N * H * d * m, real, -1, 1), dM(N * H * d * m, real, -1, 1);
+    Array dq(L * H * m, input, 0, 0), dk(L * H * m, input, 0, 0), dv(L * H * d, input, 0, 0), dlog_alpha(L * H, real, 0, 0), dbeta(L * H, real, 0, 0), dgamma(L * H, real, 0, 0);
+    Array dS0(N * H * d * m, real, 0, 0), dM0(N * H * d * m, real, 0, 0);
+    MemoryArguments a{};
+    a.input = input; a.threads = 2; a.sequences = N; a.heads = H; a.d = d; a.m = m; a.momentum = momentum; a.gamma_step = H; a.gamma_head = 1;
+    a.eta = eta; a.write = {steps, 0.6, 1.0, 1e-6}; a.offsets = offsets.data();
+    a.q = q.get(); a.k = k.get(); a.v = v.get(); a.log_alpha = log_alpha.get(); a.beta = beta.get(); a.gamma = gamma.get();
+    a.S0 = S0.get(); a.M0 = M0.get(); a.y = y.get(); a.S = S.get(); a.M = M.get(); a.S_saved = S_saved.get(); a.M_saved = momentum ? M_saved.get() : nullptr;
+    kernels.memory_forward(a);
+    a.dy = dy.get(); a.dS = dS.get(); a.dM = dM.get(); a.dq = dq.get(); a.dk = dk.get(); a.dv = dv.get(); a.dlog_alpha = dlog_alpha.get();
+    a.dbeta = dbeta.get(); a.dgamma = momentum ? dgamma.get() : nullptr; a.dS0 = dS0.get(); a.dM0 = dM0.get();
+    kernels.memory_backward(a);
+    if (L == N) kernels.memory_step(a);
+}
+
+static void selective(const Kernels& kernels, int64_t input, const std::vector<int64_t>& offsets, int64_t D, int64_t n, bool longhorn, bool momentum, int64_t steps) {
+    const int64_t real = input == FLOAT64 ? FLOAT64 : FLOAT32, L = offsets.back(), N = int64_t(offsets.size()) - 1, bytes = kernels.vector_bytes();
+    Array x(L * D, input, -1, 1), dt(L * D, input, 0, .3), B(L * n, input, -.5, .5), C(L * n, input, -1, 1), A(D * n, real, -1, 0), gamma(L, real, 0, 1);
+    Array S0(N * D * n, real, -1, 1), M0(N * D * n, real, -1, 1), y(L * D, input, 0, 0), S(N * D * n, real, 0, 0), M(N * D * n, real, 0, 0);
+    int64_t segments = 0;
+    for (int64_t i = 0; i < N; ++i) segments += (offsets[i + 1] - offsets[i] + 63) / 64;
+    const int64_t saved = segments * ((D + 63) / 64 * 64) * padded(n, real, bytes);
+    Array S_saved(saved, real, 0, 0), M_saved(saved, real, 0, 0), dy(L * D, input, -1, 1), dS(N * D * n, real, -1, 1), dM(N * D * n, real, -1, 1);
+    Array dx(L * D, real, 0, 0), ddt(L * D, real, 0, 0), dA(D * n, real, 0, 0), dB(L * n, real, 0, 0), dC(L * n, real, 0, 0), dgamma(L, real, 0, 0);
+    Array dS0(N * D * n, real, 0, 0), dM0(N * D * n, real, 0, 0);
+    SelectiveArguments a{};
+    a.input = input; a.threads = 2; a.sequences = N; a.D = D; a.N = n; a.momentum = momentum; a.gamma_step = 1;
+    a.write = {steps, 0.6, 1.0, 1e-6}; a.offsets = offsets.data();
+    a.x = x.get(); a.dt = dt.get(); a.B = B.get(); a.C = C.get(); a.A = longhorn ? nullptr : A.get(); a.gamma = gamma.get();
+    a.S0 = S0.get(); a.M0 = M0.get(); a.y = y.get(); a.S = S.get(); a.M = M.get(); a.S_saved = S_saved.get(); a.M_saved = momentum ? M_saved.get() : nullptr;
+    kernels.selective_forward(a);
+    a.dy = dy.get(); a.dS = dS.get(); a.dM = dM.get(); a.dx = dx.get(); a.ddt = ddt.get(); a.dA = dA.get(); a.dB = dB.get(); a.dC = dC.get();
+    a.dgamma = momentum ? dgamma.get() : nullptr; a.dS0 = dS0.get(); a.dM0 = dM0.get();
+    kernels.selective_backward(a);
+    if (L == N) kernels.selective_step(a);
+}
+
+int main() {
+    const Kernels& kernels = MUONSSM_ISA::kernels();
+    const std::vector<std::vector<int64_t>> packings{{0, 0}, {0, 1}, {0, 1, 2, 3}, {0, 64}, {0, 65, 65, 68}, {0, 130, 131}};
+    int runs = 0;
+    for (int64_t input : {FLOAT32, FLOAT64, BFLOAT16, FLOAT16})
+        for (const auto& offsets : packings)
+            for (int variant = 0; variant < 4; ++variant)
+                for (int64_t size : {1, 3, 8, 17, 33}) {
+                    memory(kernels, input, offsets, 1 + variant % 2, size, 1 + size * 5 % 19, variant % 2, variant / 2, variant - 1);
+                    selective(kernels, input, offsets, size * 4 - 3, 1 + size * 5 % 19, variant % 2, variant / 2, variant - 1);
+                    runs += 2;
+                }
+    std::printf("%d runs, checksum %.0f\n", runs, checksum);
+    return 0;
+}

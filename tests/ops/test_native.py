@@ -1,0 +1,246 @@
+"""The C++ kernels beyond what all implementations share: compilation, threads, memory, decoding, other machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from muonssm.bench.measure import peak_bytes
+from muonssm.ops import MemoryState, Muon, library, muon_memory, muon_selective_scan
+from muonssm.ops.memory.chunked import chunk_states
+from muonssm.ops.memory.native import memory_native
+from muonssm.ops.selective.chunked import selective_chunked
+from muonssm.ops.selective.native import selective_native
+
+from .cases import OPERATORS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
+
+
+def test_the_kernels_are_built_here():
+    """Everything below would be void without them; a machine for tests has a compiler."""
+    assert library.unavailable() is None
+    assert library.isa() in ("portable", "avx2", "avx512")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_do_not_depend_on_the_number_of_threads_or_the_run(operator, packed):
+    case = Case(operator=operator, lengths=(70, 70, 70, 70), packed=packed, d=150, heads=3)
+    inputs = make_inputs(case, torch.float32)
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3, 2):
+        torch.set_num_threads(threads)
+        found.append(results(case, inputs, "native"))
+    torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_extra_memory_of_a_training_step(operator):
+    """At most twice the inputs plus a state for every 64 steps, on top of the output and the gradients."""
+    case = Case(operator=operator, lengths=(2048,), heads=4, d=64, m=64, gamma="float", initial_state=False)
+    inputs = {name: x.requires_grad_() for name, x in make_inputs(case, torch.float32).items()}
+    size = sum(x.numel() * 4 for x in inputs.values())
+    outputs = size + inputs["v" if operator == "memory" else "x"].numel() * 4
+    states = 2 * (case.heads if operator == "memory" else 1) * 64 * 64 * 4 * (2048 // 64 + 1)
+    peak = peak_bytes(lambda: call(case, inputs, "native")[0].sum().backward())
+    assert peak <= outputs + 2 * size + states
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiles_as_one_graph_and_serves_new_lengths(operator):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    names = list(make_inputs(Case(operator=operator, initial_state=False)))
+    case = Case(operator=operator, initial_state=False)
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def compiled(*tensors):
+        return call(case, dict(zip(names, tensors, strict=True)), "native")
+
+    for L in (100, 128, 65, 192, 33, 1000):
+        one = replace(case, lengths=(L, L))
+        inputs = [x.requires_grad_() for x in make_inputs(one).values()]
+        y, state = compiled(*inputs)
+        gradients = torch.autograd.grad(y.square().sum() + state.S.sum(), inputs)
+        wanted, end = call(one, dict(zip(names, inputs, strict=True)), "native")
+        by_eager = torch.autograd.grad(wanted.square().sum() + end.S.sum(), inputs)
+        for found, other in zip((y, *state, *gradients), (wanted, *end, *by_eager), strict=True):
+            torch.testing.assert_close(found, other)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_exports_with_a_dynamic_length(operator):
+    case = Case(operator=operator, gamma="float", initial_state=False, lengths=(70, 70))
+    inputs = make_inputs(case, torch.float32)
+    names = list(inputs)
+
+    class Layer(torch.nn.Module):
+        def forward(self, *tensors):
+            y, state = call(case, dict(zip(names, tensors, strict=True)), "native")
+            return y, state.S, state.M
+
+    length = torch.export.Dim("length", min=2, max=4096)
+    shapes = tuple({} if name == "A" else {1: length} for name in names)
+    program = torch.export.export(Layer(), tuple(inputs.values()), dynamic_shapes=(shapes,))
+    other = make_inputs(replace(case, lengths=(201, 201)), torch.float32)
+    y, S, M = program.module()(*other.values())
+    wanted, end = call(case, other, "native")
+    torch.testing.assert_close((y, S, M), (wanted, *end))
+
+
+def permuted(x: torch.Tensor) -> torch.Tensor:
+    """The same values in another layout, as a transposed convolution leaves them."""
+    return x.transpose(-1, 1).contiguous().transpose(-1, 1)
+
+
+CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_autograd_registration")
+
+
+def test_operators_keep_torchs_rules():
+    """Schemas, fakes and autograd registrations agree with what the operators do, also for permuted inputs."""
+    i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
+    offsets, write = torch.tensor([0, 70, 140]), library.write_numbers(Muon())
+    inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
+    torch.library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
+    selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group: all of what is saved is written
+    s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
+    inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
+    torch.library.opcheck(
+        selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True), test_utils=CHECKS
+    )
+    steps = [permuted(s[name].detach()).requires_grad_() for name in ("x", "dt")]
+    rest = (s["A"], s["B"], s["C"], s["gamma"], torch.ones(2, 70, 1, dtype=torch.float64))
+    torch.library.opcheck(selective_chunked, (*steps, *rest, permuted(s["S"]), s["M"]), test_utils=CHECKS)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (
+        [(2, 3, 4, 5)] * 2 + [(6, 2, 3, 1, 1)] * 3 + [(6, 2, 3, 4, 5)] * 2 + [(6, 2, 3, 8, 4)] + [(6, 2, 3, 8, 5)] * 3
+    )
+    S, M, A, g, Gam, *others = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    arguments = (permuted(S), M, [A, g, Gam], *(permuted(x) for x in others))
+    torch.library.opcheck(chunk_states, arguments, test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [{"d": 8, "m": 16}, {"d": 7, "m": 5}, {"d": 1, "m": 1}], ids=str)
+def test_a_decoding_step_is_a_sequence_of_one(shape, dtype):
+    case = Case(lengths=(1, 1), gamma="float", **shape)
+    i = make_inputs(case, dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    gates = [i[name].to(wide) for name in ("log_alpha", "beta")]
+    y, state = muon_memory(i["q"], i["k"], i["v"], *gates, state=MemoryState(i["S"], i["M"]))  # the short way
+    wanted = expected(case, dtype)
+    found = {"y": y, "S_end": state.S, "M_end": state.M}
+    assert y.dtype == dtype
+    assert_close(found, {name: wanted[name] for name in found}, TOLERANCE[dtype])
+
+
+def test_a_decoding_step_is_still_checked_and_differentiated():
+    i = make_inputs(Case(lengths=(1, 1), gamma="float"), torch.float32)
+    state = MemoryState(i["S"], i["M"])
+    step = [i["q"], i["k"], i["v"], i["log_alpha"], i["beta"]]
+    with pytest.raises(ValueError, match="log_alpha has a value of 1; it may be <= 0"):
+        muon_memory(*step[:3], torch.ones_like(step[3]), step[4], state=state)
+    with pytest.raises(ValueError, match=r"state.M has shape \[2, 2, 5, 7\]"):
+        muon_memory(*step, state=MemoryState(i["S"], i["M"].mT.contiguous()))
+    with pytest.raises(ValueError, match="v is on meta"):
+        muon_memory(*step[:2], step[2].to("meta"), *step[3:], state=state)
+    step[2].requires_grad_()
+    y, _ = muon_memory(*step, state=state)
+    assert torch.autograd.grad(y.sum(), step[2])[0].abs().sum() > 0
+
+
+def scalar_loss(operator: str, impl: str):
+    case = Case(operator=operator, lengths=(20,), gamma="float", initial_state=False)
+    i = make_inputs(case)
+    name = "v" if operator == "memory" else "x"
+    return lambda x: call(case, {**i, name: x}, impl)[0].square().sum(), i[name]
+
+
+@pytest.mark.parametrize("operator", ["memory", "selective"])
+def test_torch_func_and_forward_mode_are_served_or_refused(operator):
+    """`auto` turns to an implementation made of torch's own operations; ours refuse instead of dropping tangents."""
+    loss, x = scalar_loss(operator, "auto")
+    gradient = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
+    x = x.detach()
+    torch.testing.assert_close(torch.func.grad(loss)(x), gradient)
+    direction = torch.ones_like(x)
+    value, tangent = torch.func.jvp(loss, (x,), (direction,))
+    torch.testing.assert_close(tangent, (gradient * direction).sum())
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(loss(dual)).tangent, tangent)
+    torch.testing.assert_close(torch.func.vmap(loss)(torch.stack((x, 2 * x)))[0], value)
+    for impl in ("native", "chunked"):
+        refused, _ = scalar_loss(operator, impl)
+        with pytest.raises(ValueError, match=f"impl is '{impl}', which cannot run this: it has operations of its own"):
+            torch.func.jvp(refused, (x,), (direction,))
+
+
+def test_portable_kernels_agree():
+    """The code for machines without AVX2: asked for by MUONSSM_ISA, in a process of its own."""
+    code = (
+        "from tests.ops.cases import *\n"
+        "from muonssm.ops import library\n"
+        "assert library.isa() == 'portable'\n"
+        "for operator in OPERATORS:\n"
+        "    for dtype in (torch.float64, torch.float32):\n"
+        "        case = Case(operator=operator, lengths=(65, 3, 0, 17), packed=True)\n"
+        "        found = results(case, make_inputs(case, dtype), 'native')\n"
+        "        assert_close(found, expected(case, dtype), TOLERANCE[dtype])\n"
+        "print('agree')\n"
+    )
+    environment = {**os.environ, "MUONSSM_ISA": "portable"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "agree", done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gates_of_the_selective_scan_are_exact_exponentials(dtype):
+    """The vectorised exp, seen through one step from S = 1: a few units in the last place, zero where it underflows."""
+    x = -torch.cat((torch.linspace(0, 100, 4001), torch.logspace(-8, 4, 200))).to(dtype)
+    D = len(x)
+    zero, one = torch.zeros(1, 1, D, dtype=dtype), torch.ones(1, 1, 1, dtype=dtype)
+    state = MemoryState(torch.ones(1, D, 1, dtype=dtype), torch.zeros(1, D, 1, dtype=dtype))
+    _, end = muon_selective_scan(zero, zero + 1, x[:, None], one, one, muon=Muon.off(), state=state, impl="native")
+    wanted = x.double().exp()
+    normal = wanted > torch.finfo(dtype).tiny * 2
+    error = (end.S[0, :, 0].double() / wanted - 1)[normal].abs().max().item()
+    assert error < 4 * torch.finfo(dtype).eps
+    assert not end.S[0, wanted < torch.finfo(dtype).tiny / 2, 0].any()
+
+
+def test_half_precision_is_rounded_as_torch_rounds_it():
+    """Every float16 and bfloat16 through a memory that hands its value on: S q with one column and a plain write."""
+    for dtype in (torch.float16, torch.bfloat16):
+        every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+        every = every[every.isfinite()]
+        v = every.reshape(1, 1, 1, -1)
+        one = torch.ones(1, 1, 1, 1, dtype=dtype)
+        gate = torch.zeros(1, 1, 1)
+        y, state = muon_memory(one, one, v, gate, gate + 1, eta=0.0, muon=Muon.off(), impl="native")
+        assert torch.equal(y, v)
+        assert torch.equal(state.S.flatten(), every.float())
+        third = torch.full_like(one, 1 / 3)
+        y, _ = muon_memory(third, one, v, gate, gate + 1, eta=0.0, muon=Muon.off(), impl="native")
+        assert torch.equal(y.flatten(), (every.float() * third.float().item()).to(dtype))
+
+
+def test_difference_to_the_reference_is_small_where_keys_repeat_and_beta_is_large():
+    """DeltaNet with negative eigenvalues (beta up to 2) and identical keys: a chunk's system is ill-conditioned."""
+    L = 256
+    k = torch.nn.functional.normalize(torch.ones(1, L, 1, 8), dim=-1)
+    v = torch.randn(1, L, 1, 4, generator=torch.Generator().manual_seed(0))
+    inputs = (k, k, v, torch.zeros(1, L, 1), torch.full((1, L, 1), 1.9))
+    wanted, _ = muon_memory(*(x.double() for x in inputs), impl="reference")
+    assert difference(muon_memory(*inputs, impl="native")[0], wanted) < 1e-5
+    assert difference(muon_memory(*inputs, impl="chunked")[0], wanted) < 1e-4

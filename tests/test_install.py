@@ -1,0 +1,119 @@
+"""Installing: with and without a compiler, as a wheel in another environment, and the kernels under a sanitizer."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("muonssm", "native", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    """The project as a user gets it: nothing built, nothing left over."""
+    target = tmp_path_factory.mktemp("sources")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            ignored = shutil.ignore_patterns("_native.*", "__pycache__")
+            shutil.copytree(ROOT / part, target / part, ignore=ignored)
+        else:
+            shutil.copy(ROOT / part, target / part)
+    return target
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    """Standard output of a command, started where the sources of this project are not at hand."""
+    words, home = [str(part) for part in command], tempfile.gettempdir()
+    done = subprocess.run(words, capture_output=True, text=True, cwd=home, env={**os.environ, **environment})
+    assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def install(sources: Path, target: Path, **environment: str) -> None:
+    """`pip install .` into a folder, with the build tools that are here."""
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir")
+    run(*pip, "--target", target, sources, **environment)
+
+
+WHICH = (
+    "import muonssm, torch; from muonssm.ops.implementations import Problem, choose; "
+    "print(muonssm.__file__); print(choose('auto', Problem(torch.device('cpu'), torch.float32, 100)).name)"
+)
+
+
+def test_without_a_compiler_it_installs_and_says_why(sources, tmp_path):
+    """The compiler is hidden: nothing but an empty folder on the PATH."""
+    target, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    install(sources, target, PATH=str(empty), CXX="")
+    place, chosen = run(sys.executable, "-c", WHICH, PYTHONPATH=str(target)).split()
+    assert Path(place).is_relative_to(target)
+    assert chosen == "chunked"
+    info = run(sys.executable, "-m", "muonssm", "info", PYTHONPATH=str(target))
+    assert "not usable: the C++ kernels are not built: no C++ compiler was found when the package was installed" in info
+
+
+def test_a_broken_compiler_does_not_stop_the_install(sources, tmp_path):
+    target = tmp_path / "site"
+    install(sources, target, CXX="false")
+    info = run(sys.executable, "-m", "muonssm", "info", PYTHONPATH=str(target))
+    assert "the C++ compiler failed when the package was installed" in info
+
+
+def test_the_wheel_works_in_another_environment(sources, tmp_path):
+    """Built here, installed into a new virtual environment that borrows torch, and used there."""
+    wheels = tmp_path / "wheels"
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", wheels, sources)
+    (wheel,) = wheels.glob("*.whl")
+    assert "-py3-none-" in wheel.name
+    assert "any" not in wheel.name
+    venv.create(tmp_path / "other", with_pip=True)
+    python = tmp_path / "other" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "torch_of_the_builder.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    place, chosen = run(python, "-c", WHICH).split()
+    assert Path(place).is_relative_to(tmp_path / "other")
+    assert chosen == "native"
+    code = (
+        "import torch; from muonssm import muon_memory; x = torch.rand(1, 9, 2, 4); "
+        "print(muon_memory(x, x, x, -x[..., 0], x[..., 0])[0].isfinite().all().item())"
+    )
+    assert run(python, "-c", code).strip() == "True"
+
+
+SETS = {"portable": (16, []), "avx2": (32, ["-mavx2", "-mfma"])}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_kernels_stay_inside_their_arrays(name, tmp_path):
+    """All kernels over ragged shapes under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    if name == "avx2" and platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("AVX2 is an instruction set of x86-64")
+    width, flags = SETS[name]
+    program = tmp_path / "ragged"
+    compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
+    common = ["-std=c++17", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *flags]
+    names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}", "-I", str(ROOT / "native")]
+    run(
+        compiler,
+        *common,
+        *names,
+        ROOT / "native" / "kernels.cpp",
+        ROOT / "tests" / "native" / "ragged.cpp",
+        "-o",
+        program,
+    )
+    assert run(program).startswith("960 runs")

@@ -24,7 +24,7 @@ def against_transformers(rounds: int) -> None:
     weight = torch.randn_like(work.v)
     for title, bound, prepare in (
         ("forward", 1.5, forward),
-        ("forward + backward", 2.0, lambda f: training(f, weight)),
+        ("forward + backward", 2.0, lambda f: training(f, weight, work.inputs)),
     ):
         show(title, best_seconds({c.name: prepare(c.run) for c in (ours, peer)}, rounds), f"<= {bound}")
 
@@ -46,7 +46,7 @@ def memory() -> None:
     peaks = []
     for L in lengths:
         work = MemoryWorkload.make(1, L, HEADS, DIM, DIM)
-        peaks.append(peak_bytes(training(work.ours("chunked", Muon()), torch.randn_like(work.v))))
+        peaks.append(peak_bytes(training(work.ours("chunked", Muon()), torch.randn_like(work.v), work.inputs)))
     shown = ", ".join(f"{peak / 2**20:.0f} MiB at {L}" for L, peak in zip(lengths, peaks, strict=True))
     print(f"{'peak of a step':<20} {shown}   exponent {exponent(lengths, peaks):.2f}  (= 1)")
 

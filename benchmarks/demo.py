@@ -18,7 +18,7 @@ def main() -> None:
     print(f"One input: {B} sequence of {L} steps, {H} heads of {DIM} x {DIM}, float32; forward + backward.")
     for title, muon in (("plain gated delta rule", Muon.off()), ("with Muon", Muon())):
         wanted = muon_memory(*wide, muon=muon, impl="reference")[0]
-        functions = {name: training(work.ours(name, muon), weight) for name in IMPLEMENTATIONS}
+        functions = {name: training(work.ours(name, muon), weight, work.inputs) for name in IMPLEMENTATIONS}
         seconds = best_seconds(functions, rounds=5, budget=5.0)
         print(f"\n{title}\n  {'algorithm':<11} {'difference':>10} {'time':>11} {'speed':>8}   what it is")
         for name, implementation in IMPLEMENTATIONS.items():

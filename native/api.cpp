@@ -1,6 +1,9 @@
 // The C interface that Python calls, and the choice of instruction set at run time.
 #include <cstdlib>
 #include <cstring>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "arguments.h"
 
@@ -26,6 +29,18 @@ static const Kernels& best() {
     return portable::kernels();
 }
 
+// New memory of this size comes in pages of 4 KiB, and the first touch of each costs as much as computing on it: ask for
+// large pages instead. A hint; where it is not understood nothing happens.
+static void expect_large(void* data, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t page = uintptr_t(2) << 20;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page, end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) / page * page;
+    if (data && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
 static const Kernels& chosen() {
     static const Kernels& kernels = best();
     return kernels;
@@ -34,6 +49,7 @@ static const Kernels& chosen() {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+EXPORT void muonssm_expect_large(void* data, int64_t bytes) { muonssm::expect_large(data, bytes); }
 EXPORT int64_t muonssm_abi() { return 1; }
 EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
 EXPORT int64_t muonssm_vector_bytes() { return muonssm::chosen().vector_bytes(); }

@@ -34,13 +34,17 @@ template <class T> struct MemoryScratch {
 // Rows of `size` numbers, widened, into rows of `width`; zeros up to whole vectors.
 template <class I, class T> void gather(const void* source, int64_t stride, int64_t steps, int64_t size, T* target, int64_t width) {
     const I* in = static_cast<const I*>(source);
-    constexpr int64_t ahead = 6, line = 64 / int64_t(sizeof(I));  // rows lie far apart: fetch them before they are needed
     for (int64_t t = 0; t < steps; ++t) {
-        if (t + ahead < steps)
-            for (int64_t i = 0; i < size; i += line) __builtin_prefetch(in + (t + ahead) * stride + i);
         for (int64_t i = 0; i < size; ++i) target[t * width + i] = widen(in[t * stride + i]);
         for (int64_t i = size; i < padded<T>(size); ++i) target[t * width + i] = T(0);
     }
+}
+
+// Rows lie far apart, where no hardware prefetcher finds them: they are fetched while the segment before is computed.
+template <class I, int WRITE> void fetch(const void* source, int64_t stride, int64_t steps, int64_t size) {
+    const char* in = static_cast<const char*>(source);
+    for (int64_t t = 0; t < steps; ++t)
+        for (int64_t i = 0; i < size * int64_t(sizeof(I)); i += 64) __builtin_prefetch(in + t * stride * int64_t(sizeof(I)) + i, WRITE, 2);
 }
 
 template <class I> INLINE const I* at(const void* base, int64_t index) { return static_cast<const I*>(base) + index; }
@@ -67,6 +71,13 @@ template <class T, class I> void load_segment(const MemoryArguments& a, MemorySc
         s.c[t] = c;
         for (int64_t i = 0; i < s.dp; i += LANES<T>) store(s.u + t * s.dp + i, c * load(s.v + t * s.dp + i));
     }
+}
+
+template <class I> void fetch_inputs(const MemoryArguments& a, int64_t first, int64_t steps, int64_t h) {
+    const int64_t H = a.heads, row = first * H + h;
+    fetch<I, 0>(at<I>(a.q, row * a.m), H * a.m, steps, a.m);
+    fetch<I, 0>(at<I>(a.k, row * a.m), H * a.m, steps, a.m);
+    fetch<I, 0>(at<I>(a.v, row * a.d), H * a.d, steps, a.d);
 }
 
 template <class T> INLINE int64_t tiled(int64_t i, int64_t j, int64_t mp) { return (i / LANES<T> * mp + j) * LANES<T> + i % LANES<T>; }
@@ -186,6 +197,8 @@ template <class T, class I> void memory_forward_typed(const MemoryArguments& a) 
                 if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S, state_bytes);
                 if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M, state_bytes);
                 load_segment<T, I>(a, s, t, steps, h);
+                fetch_inputs<I>(a, t + steps, std::min<int64_t>(SEGMENT, end - t - steps), h);
+                fetch<I, 1>(at<I>(a.y, (t * H + h) * s.d), H * s.d, steps, s.d);
                 segment(s, steps);
                 scatter<I, false>(s.y.get(), s.dp, steps, s.d, at<I>(a.y, (t * H + h) * s.d), H * s.d);
                 if (!momentum && t + steps == end) last_write(s, steps - 1);

@@ -215,6 +215,13 @@ template <class T, class I> void memory_backward_typed(const MemoryArguments& a)
                 gather<I>(at<I>(a.dy, (t * H + h) * s.d), H * s.d, steps, s.d, g.dy.get(), s.dp);
                 for (Buffer<T>* zeroed : {&g.dq, &g.dk}) std::memset(zeroed->get(), 0, std::size_t(SEGMENT * s.mp) * sizeof(T));
                 for (Buffer<T>* zeroed : {&g.dalpha, &g.dgamma, &g.pr}) std::memset(zeroed->get(), 0, SEGMENT * sizeof(T));
+                if (n > 0) {
+                    fetch_inputs<I>(a, t - SEGMENT, SEGMENT, h);
+                    fetch<I, 0>(at<I>(a.dy, ((t - SEGMENT) * H + h) * s.d), H * s.d, SEGMENT, s.d);
+                }
+                fetch<I, 1>(at<I>(a.dq, (t * H + h) * s.m), H * s.m, steps, s.m);
+                fetch<I, 1>(at<I>(a.dk, (t * H + h) * s.m), H * s.m, steps, s.m);
+                fetch<I, 1>(at<I>(a.dv, (t * H + h) * s.d), H * s.d, steps, s.d);
                 const bool last = t + steps == end;  // without momentum, M still is the last write, and has a gradient
                 (momentum || last ? with_momentum : without)(g, steps);
                 store_gradients<T, I>(a, g, t, steps, h);

@@ -52,13 +52,11 @@ def forward(function: Callable[[], Tensor]) -> Callable[[], object]:
     return run
 
 
-def training(function: Callable[[], Tensor], weight: Tensor) -> Callable[[], object]:
-    """`function` and the backward pass of a weighted sum of what it returns."""
-
-    def run() -> None:
-        (function() * weight).sum().backward()
-
-    return run
+def training(
+    function: Callable[[], Tensor], weight: Tensor, inputs: tuple[Tensor, ...]
+) -> Callable[[], tuple[Tensor | None, ...]]:
+    """`function` and the gradients of a weighted sum of what it returns in those `inputs` it depends on."""
+    return lambda: torch.autograd.grad(function(), inputs, weight, allow_unused=True)
 
 
 def peak_bytes(function: Callable[[], object]) -> int:

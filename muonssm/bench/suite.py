@@ -58,7 +58,7 @@ class Suite:
     def _training(workload: Workload) -> Callable[[Callable], Callable]:
         output = workload.v if isinstance(workload, MemoryWorkload) else workload.x  # type: ignore[union-attr]
         weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
-        return lambda run: training(run, weight)
+        return lambda run: training(run, weight, workload.inputs)  # type: ignore[union-attr]
 
 
 def memory_sections(suite: Suite) -> None:
@@ -111,9 +111,7 @@ def length_section(suite: Suite, lengths: tuple[int, ...]) -> dict[str, dict[int
         for name, value in suite.section(title, work, contenders, train=True).items():
             curves.setdefault(name, {})[L] = value
         suite.rounds = rounds
-        for x in work.inputs:
-            x.grad = None
-        peaks.append(float(peak_bytes(training(work.ours("native", Muon()), torch.ones_like(work.v)))))
+        peaks.append(float(peak_bytes(training(work.ours("native", Muon()), torch.ones_like(work.v), work.inputs))))
     ours = [curves["native"][L] for L in lengths]
     suite.facts["exponent of time in length"] = exponent(list(lengths), ours)
     suite.facts["exponent of memory in length"] = exponent(list(lengths), peaks)

@@ -9,6 +9,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,7 @@ def load() -> ctypes.CDLL:
     library.muonssm_abi.restype = library.muonssm_vector_bytes.restype = _Int
     if library.muonssm_abi() != ABI:
         raise OSError(f"the C++ kernels have interface {library.muonssm_abi()}, not {ABI}: build the package again")
+    library.muonssm_expect_large.argtypes, library.muonssm_expect_large.restype = (_Pointer, _Int), None
     for operator, arguments in (("memory", MemoryArguments), ("selective", SelectiveArguments)):
         for kind in ("forward", "backward", "step"):
             function = getattr(library, f"muonssm_{operator}_{kind}")
@@ -158,6 +160,18 @@ def is_plain(x: Tensor) -> bool:
 def call(operator: str, kind: str, arguments: ctypes.Structure) -> None:
     """`muonssm_OPERATOR_KIND` of the library."""
     getattr(load(), f"muonssm_{operator}_{kind}")(ctypes.byref(arguments))
+
+
+LARGE = 4 << 20
+
+
+def empty(like: Tensor, shape: Any) -> Tensor:
+    """`like.new_empty(shape)`, in large pages where it is large: first touching small ones costs more than the work."""
+    tensor = like.new_empty(shape)
+    size = tensor.numel() * tensor.itemsize
+    if size >= LARGE:
+        load().muonssm_expect_large(tensor.data_ptr(), size)
+    return tensor
 
 
 def materialize(

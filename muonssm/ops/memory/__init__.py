@@ -54,10 +54,10 @@ def muon_memory(
     Departs from the paper: the write is evaluated in closed form (see `normalization.write_scale`), gamma may vary
     over heads and steps and may be 0.
     """
-    if _may_decode(q, muon, state, cu_seqlens, impl):
-        step = decode((q, k, v), (log_alpha, beta), eta, muon, state)  # type: ignore[arg-type]
+    if state is not None and cu_seqlens is None and not torch.compiler.is_compiling():
+        step = decode((q, k, v, log_alpha, beta), eta, muon, state, impl)
         if step is not None:
-            return step[0], MemoryState(step[1], step[2])
+            return step
     inputs = {"q": q, "k": k, "v": v, "log_alpha": log_alpha, "beta": beta}
     size = checks.check_tensors(inputs, _LAYOUTS)
     B, L, H, m, d = (size[letter] for letter in "BLHmd")
@@ -91,12 +91,3 @@ def muon_memory(
         S, M = (widen(x, dtype) for x in state) if state else wide_q.new_zeros(2, *state_shape)
         y, S, M = run_sequences(module.run, module.chunk_length, steps, S, M, lengths)
     return y.to(v.dtype), MemoryState(S, M)
-
-
-def _may_decode(q: Tensor, muon: Muon, state: object, cu_seqlens: object, impl: str) -> bool:
-    """Whether this looks like one step of decoding, which has a shorter way to the kernel."""
-    if torch.compiler.is_compiling() or state is None or cu_seqlens is not None:
-        return False
-    if impl not in ("auto", "native") or not isinstance(q, Tensor) or q.ndim != 4 or q.shape[1] != 1:
-        return False
-    return isinstance(muon, Muon) and not isinstance(muon.gamma, Tensor) and not checks.is_transformed()

@@ -5,14 +5,16 @@ Casts, the scale of the write and packed sequences are the kernels' own business
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import library
+from .. import checks, library
 from ..config import Muon
 from ..rows import gamma_rows, widen
+from ..state import MemoryState
 
 
 def run_fused(
@@ -42,52 +44,54 @@ _templates: dict[tuple[Any, ...], library.MemoryArguments] = {}
 
 
 def decode(
-    vectors: tuple[Tensor, Tensor, Tensor],
-    gates: tuple[Tensor, Tensor],
-    eta: float,
-    muon: Muon,
-    state: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor] | None:
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], eta: float, muon: Muon, state: MemoryState, impl: str
+) -> tuple[Tensor, MemoryState] | None:
     """One step of plain contiguous tensors without gradients, on the shortest way to the kernel.
 
     A step takes the kernel some ten microseconds, a tenth of what the usual checks and dispatch would add. Anything
     that is not exactly as it should be returns None, and the usual way then serves it or says what is wrong.
     """
-    (q, k, v), (S, M) = vectors, state
-    tensors = (*vectors, *gates, S, M)
+    tensors = (*inputs, *state)
     recording = torch.is_grad_enabled()
     for x in tensors:
         if type(x) is not Tensor or not x.is_cpu or not x.is_contiguous() or (recording and x.requires_grad):
             return None
-    B, _, H, m = q.shape
-    row, dtype, wide = (B, 1, H), q.dtype, S.dtype
-    if k.shape != q.shape or v.shape[:3] != row or gates[0].shape != row or gates[1].shape != row:
+    q, k, v, log_alpha, beta, S, M = tensors
+    keys, values, dtype, wide = q.shape, v.shape, q.dtype, S.dtype
+    if len(keys) != 4 or keys[1] != 1 or k.shape != keys or k.dtype is not dtype or v.dtype is not dtype:
         return None
-    if S.shape != (B, H, v.shape[3], m) or M.shape != S.shape or k.dtype is not dtype or v.dtype is not dtype:
+    if not wide is beta.dtype is log_alpha.dtype is M.dtype or impl not in ("auto", "native") or type(muon) is not Muon:
         return None
-    if wide is not (torch.float64 if dtype is torch.float64 else torch.float32):
+    row, states = keys[:3], S.shape
+    if values[:3] != row or log_alpha.shape != row or beta.shape != row or M.shape != states:
         return None
-    if M.dtype is not wide or gates[0].dtype is not wide or gates[1].dtype is not wide:
-        return None
-    key = (q.shape, v.shape, dtype, eta, id(muon))
+    key = (keys, values, states, dtype, wide, eta, id(muon))
     template = _templates.get(key)
     if template is None:
-        if dtype not in library.INPUT_TYPES or library.unavailable() is not None:
+        template = _decode_template(q, v, S, eta, muon)
+        if template is None:
             return None
         if len(_templates) >= 256:
             _templates.clear()
-        template = _templates[key] = _decode_template(q, v, wide, eta, muon)
+        _templates[key] = template
+    if checks.is_transformed():
+        return None
     y, S_next, M_next = torch.empty_like(v), torch.empty_like(S), torch.empty_like(M)
     a = library.MemoryArguments.from_buffer_copy(template)
     a.threads = torch.get_num_threads()
     a.q, a.k, a.v, a.log_alpha, a.beta, a.S0, a.M0 = [x.data_ptr() for x in tensors]
     a.y, a.S, a.M = y.data_ptr(), S_next.data_ptr(), M_next.data_ptr()
-    return None if library.load().muonssm_memory_step(a) else (y, S_next, M_next)
+    return None if library.load().muonssm_memory_step(a) else (y, MemoryState(S_next, M_next))
 
 
-def _decode_template(q: Tensor, v: Tensor, wide: torch.dtype, eta: float, muon: Muon) -> library.MemoryArguments:
+def _decode_template(q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon) -> library.MemoryArguments | None:
     """What stays the same from step to step; it keeps alive what it points to, and `muon`, whose id is its name."""
-    gamma, offsets = torch.full((1, 1, 1), float(muon.gamma), dtype=wide), torch.arange(q.shape[0] + 1)
+    (B, _, H, m), d, wide = q.shape, v.shape[3], torch.float64 if q.dtype == torch.float64 else torch.float32
+    if S.shape != (B, H, d, m) or S.dtype != wide or q.dtype not in library.INPUT_TYPES or not S.numel():
+        return None
+    if isinstance(muon.gamma, Tensor) or not isinstance(eta, (int, float)) or library.unavailable() is not None:
+        return None
+    gamma, offsets = torch.full((1, 1, 1), float(muon.gamma), dtype=wide), torch.arange(B + 1)
     write = library.write_numbers(muon)
     template = _arguments([q, q, v, gamma, gamma, gamma], offsets, float(eta), library.has_momentum(muon), write)
     template.kept = (gamma, offsets, muon)
@@ -133,8 +137,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, _, v, _, beta, _ = inputs
     state, saved = _shapes(q, v, offsets)
-    y, S, M = v.new_empty(v.shape), beta.new_empty(state), beta.new_empty(state)
-    S_saved, M_saved = beta.new_empty(saved if save else 0), beta.new_empty(saved if save and momentum else 0)
+    y, S, M = library.empty(v, v.shape), beta.new_empty(state), beta.new_empty(state)
+    S_saved, M_saved = (library.empty(beta, saved if kept else 0) for kept in (save, save and momentum))
     a = _arguments(inputs, offsets, eta, momentum, write)
     a.S0, a.M0, a.y, a.S, a.M = (library.address(x) for x in (S0, M0, y, S, M))
     a.S_saved, a.M_saved = library.address(S_saved), library.address(M_saved)
@@ -177,7 +181,7 @@ def _memory_native_backward(
     dgamma: bool,
 ) -> list[Tensor]:
     """Gradients of q, k, v, log_alpha, beta, gamma (`[B, L, H]`, empty unless asked for), S0, M0."""
-    out = _gradients(grads, inputs, dgamma)
+    out = _gradients(grads, inputs, dgamma, library.empty)
     dy, dS, dM = (x.contiguous() for x in grads)
     a = _arguments(inputs, offsets, eta, momentum, write)
     a.S_saved, a.M_saved = (library.address(x) for x in saved)
@@ -192,11 +196,13 @@ def _(grads, inputs, saved, offsets, eta, momentum, write, dgamma):  # type: ign
     return _gradients(grads, inputs, dgamma)
 
 
-def _gradients(grads: list[Tensor], inputs: list[Tensor], dgamma: bool) -> list[Tensor]:
+def _gradients(
+    grads: list[Tensor], inputs: list[Tensor], dgamma: bool, empty: Callable[..., Tensor] = Tensor.new_empty
+) -> list[Tensor]:
     """Empty tensors for the gradients."""
     *first, beta, _ = inputs
-    by_gamma = beta.new_empty(beta.shape if dgamma else 0)
-    return [*(x.new_empty(x.shape) for x in (*first, beta)), by_gamma, *(x.new_empty(x.shape) for x in grads[1:])]
+    by_gamma = empty(beta, beta.shape if dgamma else 0)
+    return [*(empty(x, x.shape) for x in (*first, beta)), by_gamma, *(empty(x, x.shape) for x in grads[1:])]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

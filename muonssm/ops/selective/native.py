@@ -5,6 +5,7 @@ Casts, the scale of the write and packed sequences are the kernels' own business
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,8 +74,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
-    y, S, M = x.new_empty(x.shape), gamma.new_empty(state), gamma.new_empty(state)
-    S_saved, M_saved = gamma.new_empty(saved if save else 0), gamma.new_empty(saved if save and momentum else 0)
+    y, S, M = library.empty(x, x.shape), gamma.new_empty(state), gamma.new_empty(state)
+    S_saved, M_saved = (library.empty(gamma, saved if kept else 0) for kept in (save, save and momentum))
     a = _arguments(inputs, A, offsets, momentum, write)
     a.S0, a.M0, a.y, a.S, a.M = (library.address(t) for t in (S0, M0, y, S, M))
     a.S_saved, a.M_saved = library.address(S_saved), library.address(M_saved)
@@ -117,7 +118,7 @@ def _selective_native_backward(
     dgamma: bool,
 ) -> list[Tensor]:
     """Gradients of x, dt, B, C, A (empty where A is None), gamma (empty unless asked for), S0, M0."""
-    out = _gradients(grads, inputs, A, dgamma)
+    out = _gradients(grads, inputs, A, dgamma, library.empty)
     a = _arguments(inputs, A, offsets, momentum, write)
     dy, dS, dM = (t.contiguous() for t in grads)
     a.dy, a.dS, a.dM = dy.data_ptr(), dS.data_ptr(), dM.data_ptr()
@@ -133,12 +134,18 @@ def _(grads, inputs, A, saved, offsets, momentum, write, dgamma):  # type: ignor
     return [*(t.to(inputs[0].dtype) for t in out[:4]), *out[4:]]
 
 
-def _gradients(grads: list[Tensor], inputs: list[Tensor], A: Tensor | None, dgamma: bool) -> list[Tensor]:
+def _gradients(
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    A: Tensor | None,
+    dgamma: bool,
+    empty: Callable[..., Tensor] = Tensor.new_empty,
+) -> list[Tensor]:
     """Empty tensors for the gradients, in the dtype of computation."""
     x, dt, B, C, gamma = inputs
     sizes: list[Any] = [x.shape, dt.shape, B.shape, C.shape, 0 if A is None else A.shape]
     sizes += [(x.shape[0], x.shape[1], 1) if dgamma else 0, grads[1].shape, grads[2].shape]
-    return [gamma.new_empty(size) for size in sizes]
+    return [empty(gamma, size) for size in sizes]
 
 
 @_selective_native_backward.register_fake

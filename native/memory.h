@@ -59,7 +59,7 @@ template <class T, class I> void load_segment(const MemoryArguments& a, MemorySc
     std::memset(s.q + steps * s.mp, 0, std::size_t(s.mp) * sizeof(T));
     std::memset(s.k + steps * s.mp, 0, std::size_t(s.mp) * sizeof(T));
     for (int64_t t = 0; t < steps; ++t) {
-        s.alpha[t] = std::exp(*at<T>(a.log_alpha, row + t * H));
+        s.alpha[t] = *at<T>(a.log_alpha, row + t * H);
         s.beta[t] = *at<T>(a.beta, row + t * H);
         s.e[t] = T(a.eta) * s.beta[t];
         s.gamma[t] = *at<T>(a.gamma, (first + t) * a.gamma_step + h * a.gamma_head);
@@ -67,10 +67,11 @@ template <class T, class I> void load_segment(const MemoryArguments& a, MemorySc
             s.v2[t] = square_norm<T>(s.v + t * s.dp, s.dp);
             s.k2[t] = square_norm<T>(s.k + t * s.mp, s.mp);
         }
-        const T c = T(write_scale(a.write, s.beta[t], s.v2[t], s.k2[t]));
-        s.c[t] = c;
-        for (int64_t i = 0; i < s.dp; i += LANES<T>) store(s.u + t * s.dp + i, c * load(s.v + t * s.dp + i));
     }
+    for (int64_t t = 0; t < steps; t += LANES<T>) store(s.alpha + t, exponential<T>(load(s.alpha + t)));
+    write_scales(a.write, steps, s.beta.get(), s.v2.get(), s.k2.get(), s.c.get());
+    for (int64_t t = 0; t < steps; ++t)
+        for (int64_t i = 0; i < s.dp; i += LANES<T>) store(s.u + t * s.dp + i, s.c[t] * load(s.v + t * s.dp + i));
 }
 
 template <class I> void fetch_inputs(const MemoryArguments& a, int64_t first, int64_t steps, int64_t h) {

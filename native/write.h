@@ -42,6 +42,24 @@ inline double write_scale(const Write& w, double beta, double v2, double k2) {
     return tau * beta * gain(sigma / w.delta * (sigma / w.delta), w.steps).value / w.delta;
 }
 
+// `write_scale` of many steps: where the norm is above its floor it is one square root and one division.
+template <class T>
+void write_scales(const Write& w, int64_t steps, const T* beta, const double* v2, const double* k2, T* c) {
+    if (w.steps < 0) {
+        for (int64_t t = 0; t < steps; ++t) c[t] = T(w.tau_inside * w.tau_outside * beta[t]);
+        return;
+    }
+    const double above = w.tau_outside * gain(1.0, w.steps).value;
+    bool usual = true;
+    for (int64_t t = 0; t < steps; ++t) {
+        const double root = std::sqrt(v2[t] * k2[t]), sigma = w.tau_inside * std::fabs(double(beta[t])) * root;
+        usual = usual & (sigma > w.delta) & (root < 1e150);
+        c[t] = T(std::copysign(above, double(beta[t])) / root);
+    }
+    if (usual) return;
+    for (int64_t t = 0; t < steps; ++t) c[t] = T(write_scale(w, beta[t], v2[t], k2[t]));
+}
+
 // Given dc: the gradient of beta, and the factors by which v and k enter their own gradients (dv += dv_v * v).
 struct WriteGradient { double beta, v, k; };
 

@@ -162,7 +162,7 @@ def call(operator: str, kind: str, arguments: ctypes.Structure) -> None:
     getattr(load(), f"muonssm_{operator}_{kind}")(ctypes.byref(arguments))
 
 
-LARGE = 4 << 20
+LARGE = 32 << 20  # malloc keeps smaller blocks for the next time, larger ones are always new
 
 
 def empty(like: Tensor, shape: Any) -> Tensor:

@@ -21,10 +21,31 @@ namespace MUONSSM_ISA {
 
 constexpr int SEGMENT = 64;
 
+// Rows lie far apart, where no hardware prefetcher finds them. What comes next is asked for a row at a time, while the
+// first block of rows walks along the segment at hand: all at once would stall.
+class Ahead {
+public:
+    void clear() { count_ = 0; }
+    void add(std::size_t width, const void* base, int64_t stride, int64_t steps, int64_t size) {
+        streams_[count_++] = {static_cast<const char*>(base), stride * int64_t(width), steps, size * int64_t(width)};
+    }
+    INLINE void fetch(int64_t t) const {
+        for (int i = 0; i < count_; ++i)
+            if (t < streams_[i].steps)
+                for (int64_t b = 0; b < streams_[i].bytes; b += 64) __builtin_prefetch(streams_[i].base + t * streams_[i].stride + b, 0, 2);
+    }
+
+private:
+    struct Stream { const char* base; int64_t stride, steps, bytes; };
+    Stream streams_[8];
+    int count_ = 0;
+};
+
 template <class T> struct MemoryScratch {
     int64_t d, m, dp, mp;
     Buffer<T> S, M, q, k, v, u, y, alpha, e, gamma, beta, c;
     Buffer<double> v2, k2;
+    Ahead ahead;
     MemoryScratch(int64_t d, int64_t m)
         : d(d), m(m), dp(padded<T>(d)), mp(padded<T>(m)), S(mp * dp), M(mp * dp), q((SEGMENT + 1) * mp), k((SEGMENT + 1) * mp),
           v(SEGMENT * dp), u(SEGMENT * dp), y(SEGMENT * dp), alpha(SEGMENT), e(SEGMENT), gamma(SEGMENT), beta(SEGMENT), c(SEGMENT),
@@ -38,13 +59,6 @@ template <class I, class T> void gather(const void* source, int64_t stride, int6
         for (int64_t i = 0; i < size; ++i) target[t * width + i] = widen(in[t * stride + i]);
         for (int64_t i = size; i < padded<T>(size); ++i) target[t * width + i] = T(0);
     }
-}
-
-// Rows lie far apart, where no hardware prefetcher finds them: they are fetched while the segment before is computed.
-template <class I, int WRITE> void fetch(const void* source, int64_t stride, int64_t steps, int64_t size) {
-    const char* in = static_cast<const char*>(source);
-    for (int64_t t = 0; t < steps; ++t)
-        for (int64_t i = 0; i < size * int64_t(sizeof(I)); i += 64) __builtin_prefetch(in + t * stride * int64_t(sizeof(I)) + i, WRITE, 2);
 }
 
 template <class I> INLINE const I* at(const void* base, int64_t index) { return static_cast<const I*>(base) + index; }
@@ -74,11 +88,11 @@ template <class T, class I> void load_segment(const MemoryArguments& a, MemorySc
         for (int64_t i = 0; i < s.dp; i += LANES<T>) store(s.u + t * s.dp + i, s.c[t] * load(s.v + t * s.dp + i));
 }
 
-template <class I> void fetch_inputs(const MemoryArguments& a, int64_t first, int64_t steps, int64_t h) {
+template <class I> void add_inputs(const MemoryArguments& a, Ahead& ahead, int64_t first, int64_t steps, int64_t h) {
     const int64_t H = a.heads, row = first * H + h;
-    fetch<I, 0>(at<I>(a.q, row * a.m), H * a.m, steps, a.m);
-    fetch<I, 0>(at<I>(a.k, row * a.m), H * a.m, steps, a.m);
-    fetch<I, 0>(at<I>(a.v, row * a.d), H * a.d, steps, a.d);
+    ahead.add(sizeof(I), at<I>(a.q, row * a.m), H * a.m, steps, a.m);
+    ahead.add(sizeof(I), at<I>(a.k, row * a.m), H * a.m, steps, a.m);
+    ahead.add(sizeof(I), at<I>(a.v, row * a.d), H * a.d, steps, a.d);
 }
 
 template <class T> INLINE int64_t tiled(int64_t i, int64_t j, int64_t mp) { return (i / LANES<T> * mp + j) * LANES<T> + i % LANES<T>; }
@@ -121,6 +135,7 @@ template <class T, int NV, bool ERASE, bool MOMENTUM> void forward_rows(MemorySc
         for (int64_t j = 0; j < m; ++j)
             for (int v = 0; v < NV; ++v) p[v] += load(S + v * tile + j * W) * broadcast(s.k + j);
     for (int64_t t = 0; t < steps; ++t) {
+        if (row == 0) s.ahead.fetch(t);
         const T *k = s.k + t * mp, *q = s.q + t * mp, *k_next = k + mp;
         const T alpha = s.alpha[t], gamma = s.gamma[t], forget = -alpha * s.e[t];
         V u[NV], w[NV], y[NV];
@@ -198,8 +213,9 @@ template <class T, class I> void memory_forward_typed(const MemoryArguments& a) 
                 if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S, state_bytes);
                 if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M, state_bytes);
                 load_segment<T, I>(a, s, t, steps, h);
-                fetch_inputs<I>(a, t + steps, std::min<int64_t>(SEGMENT, end - t - steps), h);
-                fetch<I, 1>(at<I>(a.y, (t * H + h) * s.d), H * s.d, steps, s.d);
+                s.ahead.clear();
+                add_inputs<I>(a, s.ahead, t + steps, std::min<int64_t>(SEGMENT, end - t - steps), h);
+                s.ahead.add(sizeof(I), at<I>(a.y, (t * H + h) * s.d), H * s.d, steps, s.d);
                 segment(s, steps);
                 scatter<I, false>(s.y.get(), s.dp, steps, s.d, at<I>(a.y, (t * H + h) * s.d), H * s.d);
                 if (!momentum && t + steps == end) last_write(s, steps - 1);

@@ -41,6 +41,7 @@ void recompute_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
         for (int64_t j = 0; j < mp; ++j)
             for (int v = 0; v < NV; ++v) p[v] += load(g.S_before + v * tile + j * W) * broadcast(s.k + j);
     for (int64_t t = 0; t < steps; ++t) {
+        if (row == 0) s.ahead.fetch(t);
         const T *k = s.k + t * mp, *k_next = k + mp;
         const T alpha = s.alpha[t], gamma = s.gamma[t], forget = -alpha * s.e[t];
         T *S = g.S_before + t * NV * tile, *S_after = S + NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
@@ -215,13 +216,14 @@ template <class T, class I> void memory_backward_typed(const MemoryArguments& a)
                 gather<I>(at<I>(a.dy, (t * H + h) * s.d), H * s.d, steps, s.d, g.dy.get(), s.dp);
                 for (Buffer<T>* zeroed : {&g.dq, &g.dk}) std::memset(zeroed->get(), 0, std::size_t(SEGMENT * s.mp) * sizeof(T));
                 for (Buffer<T>* zeroed : {&g.dalpha, &g.dgamma, &g.pr}) std::memset(zeroed->get(), 0, SEGMENT * sizeof(T));
+                s.ahead.clear();
                 if (n > 0) {
-                    fetch_inputs<I>(a, t - SEGMENT, SEGMENT, h);
-                    fetch<I, 0>(at<I>(a.dy, ((t - SEGMENT) * H + h) * s.d), H * s.d, SEGMENT, s.d);
+                    add_inputs<I>(a, s.ahead, t - SEGMENT, SEGMENT, h);
+                    s.ahead.add(sizeof(I), at<I>(a.dy, ((t - SEGMENT) * H + h) * s.d), H * s.d, SEGMENT, s.d);
                 }
-                fetch<I, 1>(at<I>(a.dq, (t * H + h) * s.m), H * s.m, steps, s.m);
-                fetch<I, 1>(at<I>(a.dk, (t * H + h) * s.m), H * s.m, steps, s.m);
-                fetch<I, 1>(at<I>(a.dv, (t * H + h) * s.d), H * s.d, steps, s.d);
+                s.ahead.add(sizeof(I), at<I>(a.dq, (t * H + h) * s.m), H * s.m, steps, s.m);
+                s.ahead.add(sizeof(I), at<I>(a.dk, (t * H + h) * s.m), H * s.m, steps, s.m);
+                s.ahead.add(sizeof(I), at<I>(a.dv, (t * H + h) * s.d), H * s.d, steps, s.d);
                 const bool last = t + steps == end;  // without momentum, M still is the last write, and has a gradient
                 (momentum || last ? with_momentum : without)(g, steps);
                 store_gradients<T, I>(a, g, t, steps, h);

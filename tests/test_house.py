@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "data": set(),
     "tasks": {"ops", "layers", "models", "data"},
     "training": {"ops", "layers", "models", "data", "tasks"},
-    "bench": {"ops", "layers", "models", "data", "tasks", "training"},
+    "bench": {"info", "ops", "layers", "models", "data", "tasks", "training"},
     "analysis": {"ops", "layers", "models", "data", "tasks", "training"},
     "info": {"ops"},
     "cli": {"bench", "analysis", "training", "tasks", "info"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ class SelectiveArguments(ctypes.Structure):
     )
 
 
+def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler (over a second)."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library; raises OSError with the reason where there is none."""
@@ -77,7 +83,7 @@ def load() -> ctypes.CDLL:
     return library
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def unavailable() -> str | None:
     """Why the kernels cannot be used on this machine; None if they can."""
     return _unavailable()
@@ -102,7 +108,7 @@ def _vector_bytes() -> int:
     return load().muonssm_vector_bytes()
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def _lanes(itemsize: int) -> int:
     return _vector_bytes() // itemsize
 

@@ -11,7 +11,6 @@ from ..implementations import Problem, choose
 from ..normalization import write_scale
 from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
 from ..state import MemoryState
-from .native import decode
 from .steps import MemorySteps
 
 _LAYOUTS = {"q": "B L H m", "k": "B L H m", "v": "B L H d", "log_alpha": "B L H", "beta": "B L H"}
@@ -55,6 +54,8 @@ def muon_memory(
     over heads and steps and may be 0.
     """
     if state is not None and cu_seqlens is None and not torch.compiler.is_compiling():
+        from .native import decode  # here, because it loads more of torch than importing this package should
+
         step = decode((q, k, v, log_alpha, beta), eta, muon, state, impl)
         if step is not None:
             return step

@@ -260,7 +260,7 @@ template <class T, class I> int64_t memory_step_typed(const MemoryArguments& a) 
     {
         const bool whole = m == mp && a.S0 && a.M0;  // otherwise the states go through padded copies
         Buffer<T> q(mp), k(mp), v(dp), y(dp), S_copy(whole ? 0 : d * mp), M_copy(whole ? 0 : d * mp);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
         for (int64_t task = 0; task < tasks; ++task) {
             gather<I>(at<I>(a.q, task * m), 0, 1, m, q.get(), mp);
             gather<I>(at<I>(a.k, task * m), 0, 1, m, k.get(), mp);

@@ -47,12 +47,17 @@ class Suite:
         if not (isinstance(workload, MemoryWorkload) and workload.q.shape[1] > 4096):  # checked at a shorter length
             check(workload, contenders)
         prepare = self._training(workload) if train else forward
-        functions = {contender.name: repeated(prepare(contender.run), times) for contender in contenders}
+        functions = {contender.name: self._often(prepare, contender.run, times) for contender in contenders}
         seconds = {name: total / times for name, total in best_seconds(functions, self.rounds, budget=10.0).items()}
         first = seconds[contenders[0].name]
         self.rows += [Row(title, name, 1e3 * value, value / first) for name, value in seconds.items()]
         self.progress.update()
         return seconds
+
+    @staticmethod
+    def _often(prepare: Callable[[Callable], Callable], run: Callable, times: int) -> Callable:
+        """Without gradients, as a decoding loop runs it; single calls otherwise."""
+        return prepare(run) if times == 1 else prepare(repeated(run, times))
 
     @staticmethod
     def _training(workload: Workload) -> Callable[[Callable], Callable]:

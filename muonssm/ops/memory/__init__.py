@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -54,9 +57,7 @@ def muon_memory(
     over heads and steps and may be 0.
     """
     if state is not None and cu_seqlens is None and not torch.compiler.is_compiling():
-        from .native import decode  # here, because it loads more of torch than importing this package should
-
-        step = decode((q, k, v, log_alpha, beta), eta, muon, state, impl)
+        step = _decode()((q, k, v, log_alpha, beta), eta, muon, state, impl)
         if step is not None:
             return step
     inputs = {"q": q, "k": k, "v": v, "log_alpha": log_alpha, "beta": beta}
@@ -92,3 +93,11 @@ def muon_memory(
         S, M = (widen(x, dtype) for x in state) if state else wide_q.new_zeros(2, *state_shape)
         y, S, M = run_sequences(module.run, module.chunk_length, steps, S, M, lengths)
     return y.to(v.dtype), MemoryState(S, M)
+
+
+@functools.cache
+def _decode() -> Callable[..., tuple[Tensor, MemoryState] | None]:
+    """Loaded on use, because it loads more of torch than importing this package should."""
+    from .native import decode
+
+    return decode

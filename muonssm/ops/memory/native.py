@@ -135,6 +135,7 @@ def _forward(
     write: list[float],
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
     q, _, v, _, beta, _ = inputs
     state, saved = _shapes(q, v, offsets)
     y, S, M = library.empty(v, v.shape), beta.new_empty(state), beta.new_empty(state)
@@ -146,19 +147,7 @@ def _forward(
     return y, S, M, S_saved, M_saved
 
 
-@torch.library.custom_op("muonssm::memory_native", mutates_args=())
-def memory_native(
-    inputs: list[Tensor],
-    S0: Tensor | None,
-    M0: Tensor | None,
-    offsets: Tensor,
-    eta: float,
-    momentum: bool,
-    write: list[float],
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
-    return _forward(inputs, S0, M0, offsets, eta, momentum, write, save)
+memory_native = torch.library.custom_op("muonssm::memory_native", _forward, mutates_args=())
 
 
 @memory_native.register_fake

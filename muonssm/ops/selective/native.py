@@ -72,6 +72,7 @@ def _forward(
     write: list[float],
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
     x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
     y, S, M = library.empty(x, x.shape), gamma.new_empty(state), gamma.new_empty(state)
@@ -83,19 +84,7 @@ def _forward(
     return y, S, M, S_saved, M_saved
 
 
-@torch.library.custom_op("muonssm::selective_native", mutates_args=())
-def selective_native(
-    inputs: list[Tensor],
-    A: Tensor | None,
-    S0: Tensor | None,
-    M0: Tensor | None,
-    offsets: Tensor,
-    momentum: bool,
-    write: list[float],
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
-    return _forward(inputs, A, S0, M0, offsets, momentum, write, save)
+selective_native = torch.library.custom_op("muonssm::selective_native", _forward, mutates_args=())
 
 
 @selective_native.register_fake

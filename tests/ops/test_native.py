@@ -154,6 +154,13 @@ def test_a_decoding_step_is_still_checked_and_differentiated():
         muon_memory(*step, state=MemoryState(i["S"], i["M"].mT.contiguous()))
     with pytest.raises(ValueError, match="v is on meta"):
         muon_memory(*step[:2], step[2].to("meta"), *step[3:], state=state)
+    with pytest.raises(TypeError, match="state is of type Tensor"):
+        muon_memory(*step, state=torch.zeros(3, 2, 7, 5))
+    with pytest.raises(ValueError, match=r"v has shape \[2, 1, 2\]; it may be \[B, L, H, d\]"):
+        muon_memory(*step[:2], step[2][..., 0].contiguous(), *step[3:], state=state)
+    for eta, error in (([1.0], TypeError), (True, TypeError), (float("nan"), ValueError)):
+        with pytest.raises(error, match="eta is"):
+            muon_memory(*step, eta=eta, state=state)
     step[2].requires_grad_()
     y, _ = muon_memory(*step, state=state)
     assert torch.autograd.grad(y.sum(), step[2])[0].abs().sum() > 0

@@ -5,6 +5,7 @@ Casts, the scale of the write and packed sequences are the kernels' own business
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,8 @@ def decode(
     A step takes the kernel some ten microseconds, a tenth of what the usual checks and dispatch would add. Anything
     that is not exactly as it should be returns None, and the usual way then serves it or says what is wrong.
     """
+    if not isinstance(state, tuple) or len(state) != 2 or type(eta) not in (float, int):
+        return None
     tensors = (*inputs, *state)
     recording = torch.is_grad_enabled()
     for x in tensors:
@@ -58,7 +61,14 @@ def decode(
             return None
     q, k, v, log_alpha, beta, S, M = tensors
     keys, values, dtype, wide = q.shape, v.shape, q.dtype, S.dtype
-    if len(keys) != 4 or keys[1] != 1 or k.shape != keys or k.dtype is not dtype or v.dtype is not dtype:
+    if (
+        len(keys) != 4
+        or len(values) != 4
+        or keys[1] != 1
+        or k.shape != keys
+        or k.dtype is not dtype
+        or v.dtype is not dtype
+    ):
         return None
     if not wide is beta.dtype is log_alpha.dtype is M.dtype or impl not in ("auto", "native") or type(muon) is not Muon:
         return None
@@ -89,7 +99,7 @@ def _decode_template(q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon) ->
     (B, _, H, m), d, wide = q.shape, v.shape[3], torch.float64 if q.dtype == torch.float64 else torch.float32
     if S.shape != (B, H, d, m) or S.dtype != wide or q.dtype not in library.INPUT_TYPES or not S.numel():
         return None
-    if isinstance(muon.gamma, Tensor) or not isinstance(eta, (int, float)) or library.unavailable() is not None:
+    if isinstance(muon.gamma, Tensor) or not math.isfinite(eta) or library.unavailable() is not None:
         return None
     gamma, offsets = torch.full((1, 1, 1), float(muon.gamma), dtype=wide), torch.arange(B + 1)
     write = library.write_numbers(muon)

@@ -50,7 +50,7 @@ static const Kernels& chosen() {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void muonssm_expect_large(void* data, int64_t bytes) { muonssm::expect_large(data, bytes); }
-EXPORT int64_t muonssm_abi() { return 1; }
+EXPORT int64_t muonssm_abi() { return 2; }
 EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
 EXPORT int64_t muonssm_vector_bytes() { return muonssm::chosen().vector_bytes(); }
 EXPORT void muonssm_memory_forward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_forward(*a); }
@@ -59,3 +59,5 @@ EXPORT int64_t muonssm_memory_step(const muonssm::MemoryArguments* a) { return m
 EXPORT void muonssm_selective_forward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_forward(*a); }
 EXPORT void muonssm_selective_backward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_backward(*a); }
 EXPORT int64_t muonssm_selective_step(const muonssm::SelectiveArguments* a) { return muonssm::chosen().selective_step(*a); }
+EXPORT void muonssm_convolution_forward(const muonssm::ConvolutionArguments* a) { muonssm::chosen().convolution_forward(*a); }
+EXPORT void muonssm_convolution_backward(const muonssm::ConvolutionArguments* a) { muonssm::chosen().convolution_backward(*a); }

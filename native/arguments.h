@@ -1,4 +1,4 @@
-// What Python hands over: plain structs, mirrored field by field in muonssm/ops/native/library.py.
+// What Python hands over: plain structs, mirrored field by field in muonssm/ops/library.py.
 //
 // Sequences are packed rows: sequence i has the steps offsets[i] to offsets[i + 1] of every per-step array. A batch
 // [B, L, ...] is B such sequences. All arrays are contiguous. q, k, v, x, dt, B, C, y, dy, dq, dk and dv have the type of the
@@ -43,6 +43,16 @@ struct SelectiveArguments {
     void *dx, *ddt, *dA, *dB, *dC, *dgamma, *dS0, *dM0;
 };
 
+struct ConvolutionArguments {
+    int64_t input, threads, sequences, channels, K, x_step, silu;  // x_step: elements from a row of x to the next
+    const int64_t* offsets;
+    const void *x, *tail;                   // [steps, channels] by its stride, [sequences, K - 1, channels]; type of the inputs
+    const void *weight, *bias;              // [channels, K], [channels]
+    void* y;                                // [steps, channels], type of the inputs, as are dy, dx and dtail
+    const void* dy;
+    void *dx, *dtail, *dweight, *dbias;
+};
+
 // One set of functions per instruction set; api.cpp picks the best the machine has.
 struct Kernels {
     const char* name;
@@ -53,6 +63,8 @@ struct Kernels {
     void (*selective_forward)(const SelectiveArguments&);
     void (*selective_backward)(const SelectiveArguments&);
     int64_t (*selective_step)(const SelectiveArguments&);  // 0
+    void (*convolution_forward)(const ConvolutionArguments&);
+    void (*convolution_backward)(const ConvolutionArguments&);
 };
 
 }  // namespace muonssm

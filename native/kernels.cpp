@@ -1,5 +1,6 @@
 // All kernels for one instruction set: compiled once for each, with MUONSSM_ISA its name and MUONSSM_VECTOR_BYTES the
 // width of its registers.
+#include "convolution.h"
 #include "memory_backward.h"
 #include "selective_backward.h"
 
@@ -22,13 +23,16 @@ static int64_t memory_step(const MemoryArguments& a) { DISPATCH(memory_step_type
 static void selective_forward(const SelectiveArguments& a) { DISPATCH(selective_forward_typed, a) }
 static void selective_backward(const SelectiveArguments& a) { DISPATCH(selective_backward_typed, a) }
 static int64_t selective_step(const SelectiveArguments& a) { DISPATCH(selective_step_typed, a) return 0; }
+static void convolution_forward(const ConvolutionArguments& a) { DISPATCH(convolution_forward_typed, a) }
+static void convolution_backward(const ConvolutionArguments& a) { DISPATCH(convolution_backward_typed, a) }
 
 #define NAME_OF(x) #x
 #define NAME(x) NAME_OF(x)
 
 const Kernels& kernels() {
     static const Kernels all{NAME(MUONSSM_ISA), vector_bytes, memory_forward, memory_backward, memory_step,
-                             selective_forward, selective_backward, selective_step};
+                             selective_forward, selective_backward, selective_step,
+                             convolution_forward, convolution_backward};
     return all;
 }
 

@@ -119,4 +119,5 @@ def test_files_and_functions_stay_short():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                assert len(arguments) <= 10, f"{path}: {node.name}"
+                given = [a for a in arguments if a.arg not in ("self", "cls")]  # what a caller writes
+                assert len(given) <= 10, f"{path}: {node.name}"

@@ -17,7 +17,7 @@ from torch import Tensor
 from .config import Muon
 from .rows import widen
 
-ABI = 1
+ABI = 2
 SEGMENT = 64  # steps between two saved states
 INPUT_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 PLACE = Path(__file__).parent.parent / "_native.so"
@@ -58,6 +58,15 @@ class SelectiveArguments(ctypes.Structure):
     )
 
 
+class ConvolutionArguments(ctypes.Structure):
+    """`ConvolutionArguments` of native/arguments.h."""
+
+    _fields_ = (
+        *((name, _Int) for name in "input threads sequences channels K x_step silu".split()),
+        *((name, _Pointer) for name in "offsets x tail weight bias y dy dx dtail dweight dbias".split()),
+    )
+
+
 def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler (over a second)."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -80,6 +89,8 @@ def load() -> ctypes.CDLL:
         for kind in ("forward", "backward", "step"):
             function = getattr(library, f"muonssm_{operator}_{kind}")
             function.argtypes, function.restype = (ctypes.POINTER(arguments),), _Int if kind == "step" else None
+    for function in (library.muonssm_convolution_forward, library.muonssm_convolution_backward):
+        function.argtypes, function.restype = (ctypes.POINTER(ConvolutionArguments),), None
     return library
 
 

@@ -137,12 +137,6 @@ def _gradients(
     return [empty(gamma, size) for size in sizes]
 
 
-@_selective_native_backward.register_fake
-def _(grads, inputs, A, saved, offsets, momentum, write, dgamma):  # type: ignore[no-untyped-def]
-    out = _gradients(grads, inputs, A, dgamma)
-    return *(t.to(inputs[0].dtype) for t in out[:4]), *out[4:]
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     tensors, A, S0, _, offsets, momentum, write, _ = inputs
     ctx.save_for_backward(*tensors, A, offsets, *output[3:])

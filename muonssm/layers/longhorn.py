@@ -1,0 +1,123 @@
+"""LongHorn: the write that solves an online regression in closed form, in Mamba's shell.
+
+    x, z = in_proj(x);   x = silu(conv(x));   dt, k, q = x_proj(x);   s = sigmoid(dt_head(dt))
+    eps = s / (1 + s k.k)
+    matrix      S_t = S_{t-1} (I - eps_t k_t k_t^T) + M_t          the paper's table; one eps a head
+    diagonal    S_t = (1 - eps_t k_t^2) * S_{t-1} + M_t            the released model; one eps a channel
+    M_t = gamma_t M_{t-1} + NS(tau eps_t x_t k_t^T)
+    y = out_proj((S q + D x) * silu(z))
+
+Both forms have the same parameters, named and shaped as in the release. In the matrix form a head's logit is the mean of
+its channels'; with `head_dim=1` every channel has its own again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops import MemoryState, Muon, muon_memory, muon_selective_scan
+from ..ops.rows import compute_dtype
+from .mixer import Mixer, Projected, check_size
+from .momentum import Momentum
+from .parts import ShortConvolution, without_weight_decay
+
+FORMS = ("matrix", "diagonal")
+
+
+class LongHorn(Mixer):
+    """LongHorn's mixer, plain (`Muon.off()`) or with Muon.
+
+    Args:
+        d_model: width of x and y.
+        d_state: size of keys and queries, which all heads share.
+        expand: channels are `expand * d_model`.
+        dt_rank: rank of the write gate's projection; `ceil(d_model / 16)` by default.
+        conv_size: length of the convolution's filters.
+        form: `"matrix"` or `"diagonal"`.
+        head_dim: channels a head of the matrix form; by default the largest divisor of the channels up to 64.
+        muon, momentum, bidirectional: see `Mixer` and `Momentum`; the diagonal form has one gamma.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        expand: float = 2,
+        dt_rank: int | None = None,
+        conv_size: int = 4,
+        form: str = "matrix",
+        head_dim: int | None = None,
+        muon: Muon = Muon(),  # noqa: B008  a frozen value
+        momentum: str = "fixed",
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__(check_size("d_model", d_model), bidirectional)
+        if form not in FORMS:
+            raise ValueError(f"form is {form!r}; it may be one of {FORMS}")
+        self.form = form
+        self.d_state = check_size("d_state", d_state)
+        self.d_inner = check_size("expand * d_model", int(expand * d_model))
+        self.dt_rank = check_size("dt_rank", math.ceil(d_model / 16) if dt_rank is None else dt_rank)
+        if head_dim is None:
+            head_dim = max(size for size in range(1, 65) if self.d_inner % size == 0)
+        self.head_dim = check_size("head_dim", head_dim, divides=("expand * d_model", self.d_inner))
+        self.heads = self.d_inner // self.head_dim if form == "matrix" else 1
+        self.momentum = Momentum(d_model, self.heads, muon, momentum)
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.conv1d = ShortConvolution(self.d_inner, check_size("conv_size", conv_size), bias=True)
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_head = nn.Linear(self.dt_rank, self.d_inner)
+        self.D = without_weight_decay(nn.Parameter(torch.ones(self.d_inner)))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+
+    def project(self, x: Tensor) -> Projected:
+        channels, z = self.in_proj(x).chunk(2, dim=-1)
+        return Projected(channels, (), z)
+
+    def recall(
+        self,
+        channels: Tensor,
+        gates: tuple[Tensor, ...],
+        muon: Muon,
+        state: MemoryState | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, MemoryState]:
+        dt, k, q = self.x_proj(channels).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        eps = self.write_gate(dt, k)
+        if self.form == "diagonal":
+            y, state = muon_selective_scan(
+                channels, eps, None, k, q, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=self.impl
+            )
+        else:
+            every = (-1, -1, self.heads, -1)
+            y, state = muon_memory(
+                q[:, :, None].expand(every),
+                k[:, :, None].expand(every),
+                channels.unflatten(2, (self.heads, self.head_dim)),
+                torch.zeros_like(eps),
+                eps,
+                muon=muon,
+                state=state,
+                cu_seqlens=cu_seqlens,
+                impl=self.impl,
+            )
+            y = y.flatten(2)
+        return torch.addcmul(y, channels, self.D.to(y.dtype)), state
+
+    def write_gate(self, dt: Tensor, k: Tensor) -> Tensor:
+        """eps `[B, L, heads]`, or `[B, L, d_inner]` in the diagonal form, from dt `[B, L, dt_rank]` and the keys."""
+        weight, bias = self.dt_head.weight, self.dt_head.bias
+        if self.form == "matrix":  # the mean of a head's logits, by the mean of their weights
+            weight = weight.view(self.heads, self.head_dim, -1).mean(1)
+            bias = bias.view(self.heads, self.head_dim).mean(1)
+        dtype = compute_dtype(dt)
+        s = torch.sigmoid(F.linear(dt, weight).to(dtype) + bias.to(dtype))
+        return s / (1 + s * k.to(dtype).square().sum(-1, keepdim=True))
+
+    def readout(self, y: Tensor, output: Tensor | None) -> Tensor:
+        assert output is not None
+        return self.out_proj(y * F.silu(output))

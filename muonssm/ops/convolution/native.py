@@ -1,0 +1,85 @@
+"""The convolution by the C++ kernel in native/convolution.h: filters, activation and both passes in one sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import library
+from ..rows import widen
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, cu_seqlens: Tensor | None, activation: str | None
+) -> Tensor:
+    """y `[B, L, C]` in x's dtype. x may be a slice of wider rows: the kernel steps over the rest."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    B, L, C = x.shape
+    if x.stride(2) != 1 or (B > 1 and x.stride(0) != L * x.stride(1)):
+        x = x.contiguous()
+    weight = widen(weight, dtype).reshape(C, -1).contiguous()
+    bias = weight.new_zeros(C) if bias is None else widen(bias, dtype).contiguous()
+    offsets = library.sequence_offsets(B, L, cu_seqlens)
+    tensors = [x, weight, bias, tail.contiguous()]
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    function = convolution_native if recorded or not library.is_plain(x) else _forward
+    return function(tensors, offsets, activation == "silu")
+
+
+def _arguments(tensors: list[Tensor], offsets: Tensor, silu: bool) -> library.ConvolutionArguments:
+    x, weight, bias, tail = tensors
+    step = x.stride(1) if x.shape[1] > 1 else x.stride(0) if x.shape[0] > 1 else x.shape[2]
+    a = library.ConvolutionArguments(
+        library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, *weight.shape, step, silu
+    )
+    a.offsets, a.x, a.tail = offsets.data_ptr(), x.data_ptr(), library.address(tail)
+    a.weight, a.bias = weight.data_ptr(), bias.data_ptr()
+    return a
+
+
+def _forward(tensors: list[Tensor], offsets: Tensor, silu: bool) -> Tensor:
+    y = library.empty(tensors[0], tensors[0].shape)
+    a = _arguments(tensors, offsets, silu)
+    a.y = y.data_ptr()
+    library.call("convolution", "forward", a)
+    return y
+
+
+convolution_native = torch.library.custom_op("muonssm::convolution_native", _forward, mutates_args=())
+
+
+@convolution_native.register_fake
+def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
+    return tensors[0].new_empty(tensors[0].shape)
+
+
+@torch.library.custom_op("muonssm::convolution_native_backward", mutates_args=())
+def _convolution_native_backward(dy: Tensor, tensors: list[Tensor], offsets: Tensor, silu: bool) -> list[Tensor]:
+    """Gradients of x, weight, bias and tail."""
+    dy = dy.contiguous()
+    out = [library.empty(t, t.shape) for t in tensors]
+    a = _arguments(tensors, offsets, silu)
+    a.dy, a.dx, a.dweight, a.dbias = (t.data_ptr() for t in (dy, *out[:3]))
+    a.dtail = library.address(out[3])
+    library.call("convolution", "backward", a)
+    return out
+
+
+@_convolution_native_backward.register_fake
+def _(dy, tensors, offsets, silu):  # type: ignore[no-untyped-def]
+    return [t.new_empty(t.shape) for t in tensors]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors, offsets, ctx.silu = inputs
+    ctx.save_for_backward(*tensors, offsets)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    *tensors, offsets = ctx.saved_tensors
+    return _convolution_native_backward(dy, tensors, offsets, ctx.silu), None, None
+
+
+convolution_native.register_autograd(_backward, setup_context=_save)

@@ -13,6 +13,8 @@ from .mamba import Mamba
 from .mamba2 import Mamba2
 from .mixer import Mixer
 from .state import MixerState
+from .upcycle import upcycle
+from .weights import export_weights, from_transformers, load_weights
 
 BACKBONES: dict[str, type[Mixer]] = {
     "mamba": Mamba,
@@ -45,4 +47,8 @@ __all__ = [
     "Mixer",
     "MixerState",
     "build_mixer",
+    "export_weights",
+    "from_transformers",
+    "load_weights",
+    "upcycle",
 ]

@@ -1,0 +1,118 @@
+"""`upcycle`: a loaded transformers model with its mixers replaced by Muon ones that have the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import MemoryState, Muon
+from .gated_deltanet import GatedDeltaNet
+from .mamba import Mamba
+from .mamba2 import Mamba2
+from .mixer import Mixer
+from .state import MixerState
+from .weights import BUILDERS, from_transformers, is_learned_momentum, to_ours, to_theirs
+
+
+def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> nn.Module:  # noqa: B008  frozen
+    """Replaces every Mamba, Mamba-2 or Qwen3-Next mixer in `model` by ours, in place, and returns the model.
+
+    Args:
+        model: a loaded transformers model (MambaForCausalLM, Mamba2ForCausalLM, Qwen3NextForCausalLM, their bases, or
+            anything else that holds such mixers).
+        muon: what is added. With `Muon.off()` the model computes what it did before.
+        momentum: `"fixed"`, `"per_head"` or `"per_step"`.
+
+    The weights are copied as they are. Everything transformers does with the model goes on: training, gradient
+    checkpointing, padded batches, `generate()`. State dicts keep transformers' names, so that `save_pretrained` writes
+    a checkpoint of the original architecture; load it, upcycle, and it is here again (a learned momentum is extra keys).
+    """
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child).__name__ in BUILDERS
+    ]
+    if not found:
+        raise ValueError(f"model is a {type(model).__name__} without any of {tuple(BUILDERS)}; nothing to replace")
+    for parent, name, child in found:
+        setattr(parent, name, _as_layer(from_transformers(child, muon, momentum), child))
+    return model
+
+
+class TransformersCall:
+    """transformers' contract for a recurrent layer on top of a `Mixer`: its cache in, one tensor out.
+
+    The cache keeps the convolution's tail as its conv state, and S and M stacked as its recurrent state.
+    """
+
+    layer_idx: int
+
+    def forward(
+        self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **others: Any
+    ) -> Tensor:
+        """y `[B, L, d_model]`. `others` is what transformers hands to every layer; packed bounds are used of it."""
+        state = None if cache_params is None else self._read(cache_params)
+        L = hidden_states.shape[1]
+        bounds = others.get("cu_seq_lens_q")
+        mask = None if attention_mask is None or bounds is not None else attention_mask[:, -L:]
+        y, state = super().forward(hidden_states, state, mask, bounds)  # type: ignore[misc]
+        if cache_params is not None:
+            self._write(cache_params, state)
+        return y
+
+    def _read(self, cache: Any) -> MixerState | None:
+        memory = cache.get_recurrent_state(self.layer_idx)
+        conv = cache.get_conv_state(self.layer_idx)
+        if memory is None or conv is None:
+            return None
+        S, M = memory.unbind(1)
+        return MixerState(conv[..., 1:].transpose(1, 2), MemoryState(S, M))  # the cache keeps one step more than a tail
+
+    def _write(self, cache: Any, state: MixerState) -> None:
+        if cache.is_recording_past(self.layer_idx):
+            raise NotImplementedError("assisted generation takes steps back; a recurrent memory cannot, leave it out")
+        size = state.conv.shape[1] + 1
+        cache.update_conv_state(state.conv.transpose(1, 2), self.layer_idx, conv_kernel_size=size)
+        cache.update_recurrent_state(torch.stack([state.memory.S, state.memory.M], dim=1), self.layer_idx)
+
+
+class MuonMamba(TransformersCall, Mamba):
+    """`Mamba` as a transformers layer."""
+
+
+class MuonMamba2(TransformersCall, Mamba2):
+    """`Mamba2` as a transformers layer."""
+
+
+class MuonGatedDeltaNet(TransformersCall, GatedDeltaNet):
+    """`GatedDeltaNet` as a transformers layer."""
+
+
+LAYERS: dict[type[Mixer], type[Mixer]] = {Mamba: MuonMamba, Mamba2: MuonMamba2, GatedDeltaNet: MuonGatedDeltaNet}
+
+
+def _as_layer(mixer: Mixer, original: Any) -> Mixer:
+    """The same mixer with transformers' call and names in place of ours."""
+    mixer.__class__ = LAYERS[type(mixer)]
+    mixer.layer_idx, mixer.layer_type = original.layer_idx, original.layer_type
+    mixer.register_state_dict_post_hook(_write_their_names)
+    mixer.register_load_state_dict_pre_hook(_read_their_names)
+    return mixer
+
+
+def _write_their_names(mixer: Mixer, weights: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+    own = {name: weights.pop(prefix + name) for name, _ in mixer.named_parameters()}
+    learned = {name: own.pop(name) for name in tuple(own) if is_learned_momentum(name)}
+    theirs = {**to_theirs(mixer, own, "transformers"), **learned}
+    weights.update({prefix + name: tensor for name, tensor in theirs.items()})
+
+
+def _read_their_names(mixer: Mixer, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    names = [name for name in weights if name.startswith(prefix)]
+    theirs = {name.removeprefix(prefix): weights.pop(name) for name in names}
+    learned = {name: theirs.pop(name) for name in tuple(theirs) if is_learned_momentum(name)}
+    ours = {**to_ours(mixer, theirs, "transformers"), **learned}
+    weights.update({prefix + name: tensor for name, tensor in ours.items()})

@@ -1,0 +1,137 @@
+"""`upcycle`: real transformers models with our mixers inside."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+from muonssm import Muon, upcycle
+from muonssm.layers import Mixer
+
+from .cases import assert_close, error
+
+SIZES = {"vocab_size": 61, "hidden_size": 32}
+MODELS = {
+    "mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES, num_hidden_layers=2, state_size=8)),
+    "mamba2": lambda: Mamba2ForCausalLM(
+        Mamba2Config(**SIZES, num_hidden_layers=2, num_heads=4, head_dim=16, n_groups=2, state_size=12, chunk_size=16)
+    ),
+    "qwen3-next": lambda: Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **SIZES, num_hidden_layers=4, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+            linear_value_head_dim=12, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        )
+    ),
+}  # fmt: skip
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name):
+    """A model whose mixers matter: with transformers' initial weights they hardly do."""
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "A_log" not in key:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(3, 61, (3, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def mask():
+    mask = torch.ones(3, 40, dtype=torch.long)
+    mask[1, :7], mask[2, :25] = 0, 0
+    return mask
+
+
+@each_model
+@torch.no_grad()
+def test_without_muon_the_model_is_what_it_was(name, ids, mask):
+    model = build(name)
+    logits, masked = model(ids).logits, model(ids, attention_mask=mask).logits
+    text = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    beams = model.generate(ids[:1], max_new_tokens=8, num_beams=3, do_sample=False)
+    assert upcycle(model, Muon.off()) is model
+    assert any(isinstance(module, Mixer) for module in model.modules())
+    assert_close(model(ids).logits, logits, 1e-5, "logits")
+    assert_close(model(ids, attention_mask=mask).logits[mask == 1], masked[mask == 1], 1e-5, "padded")
+    assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False), text)
+    assert torch.equal(model.generate(ids[:1], max_new_tokens=8, num_beams=3, do_sample=False), beams)
+
+
+@each_model
+@torch.no_grad()
+def test_with_muon_the_cache_carries_the_momentum(name, ids, mask):
+    model = build(name)
+    plain = model(ids).logits
+    upcycle(model, Muon())
+    logits = model(ids).logits
+    assert error(logits, plain) > 1e-3
+    cache, pieces = None, []
+    for piece in ids.split([17, 1, 1, 21], dim=1):  # several tokens, one by one, several again
+        named = {"cache_params" if name.startswith("mamba") else "past_key_values": cache}
+        out = model(piece, use_cache=True, **named)
+        cache = out.cache_params if name.startswith("mamba") else out.past_key_values
+        pieces.append(out.logits)
+    assert_close(torch.cat(pieces, dim=1), logits, 1e-5, "continued")
+    text = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    alone = model.generate(ids[2:, 25:], max_new_tokens=6, do_sample=False)
+    assert torch.equal(text[2, -6:], alone[0, -6:])
+    assert model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=3, do_sample=False).shape == (3, 44)
+
+
+@each_model
+def test_state_dicts_keep_their_names(name, ids, tmp_path):
+    model = build(name)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    logits = upcycle(copy.deepcopy(model), Muon())(ids).logits
+    upcycle(model, Muon(), momentum="per_step")
+    after = model.state_dict()
+    learned = {key for key in after if ".momentum." in key}
+    assert len(learned) > 0
+    assert after.keys() - learned == before.keys()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    other = upcycle(MODELS[name](), Muon(), momentum="per_step").eval()
+    other.load_state_dict(after)
+    assert torch.equal(other(ids).logits, model(ids).logits)
+    saved = upcycle(copy.deepcopy(build(name)), Muon())
+    saved.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert not any(isinstance(module, Mixer) for module in loaded.modules())
+    assert_close(upcycle(loaded, Muon())(ids).logits, logits, 1e-6, "saved and loaded")
+
+
+@each_model
+def test_trains_with_gradient_checkpointing(name, ids):
+    model = upcycle(build(name), Muon(), momentum="per_head").train()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    wanted = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    assert any("momentum" in key for key in wanted)
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    for key, parameter in model.named_parameters():
+        if key in wanted:
+            assert (parameter.grad - wanted[key]).norm() <= 1e-5 * wanted[key].norm() + 1e-7, key
+
+
+def test_a_model_without_such_mixers_is_refused():
+    with pytest.raises(ValueError, match="model is a Linear without any of"):
+        upcycle(torch.nn.Linear(2, 2))

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from muonssm.bench import suite
+from muonssm.bench import mixers, suite
 from muonssm.bench.measure import best_seconds, exponent, peak_bytes, repeated
 from muonssm.bench.workloads import Contender, DecodeWorkload, MemoryWorkload, SelectiveWorkload, check
 from muonssm.cli import main
@@ -54,3 +54,18 @@ def test_the_command_prints_ratios_and_writes_its_files(tmp_path, monkeypatch, c
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit, match="--longest is 64; it may be 128 or more"):
         main(["bench", "--longest", "64"])
+
+
+@pytest.mark.slow
+def test_the_mixers_bench_compares_with_the_real_modules(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mixers, "LENGTH", 32)
+    assert main(["bench", "--mixers", "--rounds", "1", "--output", str(tmp_path)]) == 0
+    facts = json.loads((tmp_path / "mixers.json").read_text())["facts"]
+    assert {name.split(", ", 1)[1] for name in facts if name.startswith("muon over plain")} == set(mixers.BACKBONES)
+    assert {name.split(", ")[1] for name in facts if name.startswith("transformers")} == set(mixers.originals())
+    text = capsys.readouterr().out
+    assert all(name in text for name in facts)
+    everyone = mixers.contenders("mamba", mixers.originals()["mamba"])
+    layer, call = everyone["plain"]
+    with pytest.raises(RuntimeError, match=r"mamba is off by 1.00e-02 .*: no speed is reported"):
+        mixers.check("mamba", {**everyone, "plain": (layer, lambda x: 1.01 * call(x))}, torch.randn(1, 20, 256))

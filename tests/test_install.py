@@ -116,4 +116,4 @@ def test_kernels_stay_inside_their_arrays(name, tmp_path):
         "-o",
         program,
     )
-    assert run(program).startswith("960 runs")
+    assert run(program).startswith("1440 runs")

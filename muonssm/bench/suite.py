@@ -162,6 +162,16 @@ def table(rows: list[Row], facts: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def write_record(path: Path, thread_count: int, rows: list[Row], facts: dict[str, float]) -> None:
+    """What was measured, and on what machine, as JSON; all of it or nothing."""
+    record = {"info": describe(), "threads": thread_count, "rows": [asdict(row) for row in rows], "facts": facts}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(record, indent=1))
+    part.replace(path)
+    print(f"wrote {path}")
+
+
 def run(output: Path, rounds: int, thread_count: int, longest: int) -> int:
     """The whole suite; writes bench.json and bench.png into `output`."""
     from tqdm import tqdm
@@ -169,7 +179,6 @@ def run(output: Path, rounds: int, thread_count: int, longest: int) -> int:
     lengths = tuple(L for L in LENGTHS if longest >= L)
     if len(lengths) < 2:
         raise SystemExit(f"--longest is {longest}; it may be {LENGTHS[1]} or more, to have two lengths to compare")
-    output.mkdir(parents=True, exist_ok=True)
     with threads(thread_count), tqdm(total=6 + len(lengths), unit="section") as progress:
         suite = Suite(rounds, progress, [], {})
         memory_sections(suite)
@@ -178,15 +187,7 @@ def run(output: Path, rounds: int, thread_count: int, longest: int) -> int:
         curves = length_section(suite, lengths)
     print(table(suite.rows, suite.facts))
     print("\nms: best of several, in turns; x: times the first of the section (more than 1 is slower than it)")
-    record = {
-        "info": describe(),
-        "threads": thread_count,
-        "rows": [asdict(row) for row in suite.rows],
-        "facts": suite.facts,
-    }
-    part = output / "bench.json.part"
-    part.write_text(json.dumps(record, indent=1))
-    part.replace(output / "bench.json")
+    write_record(output / "bench.json", thread_count, suite.rows, suite.facts)
     draw(curves, output / "bench.png")
-    print(f"wrote {output / 'bench.json'} and {output / 'bench.png'}")
+    print(f"wrote {output / 'bench.png'}")
     return 0

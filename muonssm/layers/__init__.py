@@ -34,7 +34,7 @@ def build_mixer(name: str, d_model: int, muon: Muon = Muon(), **dims: Any) -> Mi
     for argument in dims:
         if argument not in known:
             raise TypeError(f"{argument} is not an argument of {backbone.__name__}; it has {', '.join(known)}")
-    return backbone(d_model, muon=muon, **dims)
+    return backbone(d_model, muon=muon, **dims)  # type: ignore[call-arg]
 
 
 __all__ = [

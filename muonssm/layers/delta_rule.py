@@ -1,8 +1,8 @@
 """`DeltaRule`: what DeltaNet and Gated DeltaNet share: heads, unit queries and keys, the normalised answer.
 
-    q, k, v = silu(conv(in_proj(x)));   q, k unit vectors, q times key_dim^-0.5
-    S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + M_t,   M_t = gamma_t M_{t-1} + NS(tau beta_t v_t k_t^T)
-    y = out_proj(RMSNorm(S q) * silu(gate))                 a norm of its own for every head; the gate may be absent
+q, k, v = silu(conv(in_proj(x)));   q, k unit vectors, q times key_dim^-0.5
+S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + M_t,   M_t = gamma_t M_{t-1} + NS(tau beta_t v_t k_t^T)
+y = out_proj(RMSNorm(S q) * silu(gate))                 a norm of its own for every head; the gate may be absent
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gated DeltaNet: the delta rule with a retention gate; see `delta_rule` for the rest.
 
-    alpha = exp(-exp(A_log) softplus(a + dt_bias)),   beta = sigmoid(b),   a, b, gate = in_proj(x)
+alpha = exp(-exp(A_log) softplus(a + dt_bias)),   beta = sigmoid(b),   a, b, gate = in_proj(x)
 """
 
 from __future__ import annotations

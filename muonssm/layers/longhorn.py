@@ -7,8 +7,8 @@
     M_t = gamma_t M_{t-1} + NS(tau eps_t x_t k_t^T)
     y = out_proj((S q + D x) * silu(z))
 
-Both forms have the same parameters, named and shaped as in the release. In the matrix form a head's logit is the mean of
-its channels'; with `head_dim=1` every channel has its own again.
+Both forms have the same parameters, named and shaped as in the release. In the matrix form a head's logit is the mean
+of its channels'; with `head_dim=1` every channel has its own again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LongHorn(Mixer):
             raise ValueError(f"form is {form!r}; it may be one of {FORMS}")
         self.form = form
         self.d_state = check_size("d_state", d_state)
-        self.d_inner = check_size("expand * d_model", int(expand * d_model))
+        self.d_inner = check_size("expand * d_model", round(expand * d_model))
         self.dt_rank = check_size("dt_rank", math.ceil(d_model / 16) if dt_rank is None else dt_rank)
         if head_dim is None:
             head_dim = max(size for size in range(1, 65) if self.d_inner % size == 0)
@@ -110,7 +110,8 @@ class LongHorn(Mixer):
 
     def write_gate(self, dt: Tensor, k: Tensor) -> Tensor:
         """eps `[B, L, heads]`, or `[B, L, d_inner]` in the diagonal form, from dt `[B, L, dt_rank]` and the keys."""
-        weight, bias = self.dt_head.weight, self.dt_head.bias
+        weight: Tensor = self.dt_head.weight
+        bias: Tensor = self.dt_head.bias
         if self.form == "matrix":  # the mean of a head's logits, by the mean of their weights
             weight = weight.view(self.heads, self.head_dim, -1).mean(1)
             bias = bias.view(self.heads, self.head_dim).mean(1)

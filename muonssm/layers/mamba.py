@@ -50,7 +50,7 @@ class Mamba(Mixer):
     ) -> None:
         super().__init__(check_size("d_model", d_model), bidirectional)
         self.d_state = check_size("d_state", d_state)
-        self.d_inner = check_size("expand * d_model", int(expand * d_model))
+        self.d_inner = check_size("expand * d_model", round(expand * d_model))
         self.dt_rank = check_size("dt_rank", math.ceil(d_model / 16) if dt_rank is None else dt_rank)
         self.momentum = Momentum(d_model, 1, muon, momentum)
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)

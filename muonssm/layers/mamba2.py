@@ -53,7 +53,7 @@ class Mamba2(Mixer):
     ) -> None:
         super().__init__(check_size("d_model", d_model), bidirectional)
         self.d_state = check_size("d_state", d_state)
-        self.d_inner = check_size("expand * d_model", int(expand * d_model))
+        self.d_inner = check_size("expand * d_model", round(expand * d_model))
         self.head_dim = check_size("head_dim", head_dim, divides=("expand * d_model", self.d_inner))
         self.heads = self.d_inner // head_dim
         self.groups = check_size("groups", groups, divides=("heads", self.heads))

@@ -105,9 +105,7 @@ class Mixer(nn.Module):
         y, state = self._run(packing.pack(x), state, packing.cu_seqlens)
         return packing.unpack(y, B, L), state
 
-    def _run(
-        self, x: Tensor, state: MixerState | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, MixerState | None]:
+    def _run(self, x: Tensor, state: MixerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MixerState | None]:
         channels, gates, output = self.project(x)
         gamma, bounds = self.momentum.gate(x), cu_seqlens
         if self.bidirectional:

@@ -16,9 +16,9 @@ KINDS = ("fixed", "per_head", "per_step")
 class Momentum(nn.Module):
     """gamma of a mixer with `heads` memories; learned kinds start at `muon.gamma` and stay in (0, 1) by a sigmoid.
 
-        fixed       gamma = muon.gamma
-        per_head    gamma_h = sigmoid(g_h)
-        per_step    gamma_{t,h} = sigmoid(w_h . x_t + g_h),   w = 0 at the start
+    fixed       gamma = muon.gamma
+    per_head    gamma_h = sigmoid(g_h)
+    per_step    gamma_{t,h} = sigmoid(w_h . x_t + g_h),   w = 0 at the start
     """
 
     def __init__(self, d_model: int, heads: int, muon: Muon, kind: str) -> None:

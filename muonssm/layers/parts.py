@@ -13,7 +13,7 @@ from ..ops.rows import compute_dtype
 
 
 class ShortConvolution(nn.Module):
-    """Filters `[C, 1, K]` and a bias, named and initialised as `nn.Conv1d(C, C, K, groups=C)`; see `causal_convolution`."""
+    """Filters for `causal_convolution`, named, shaped and initialised as those of `nn.Conv1d(C, C, K, groups=C)`."""
 
     def __init__(self, channels: int, size: int, bias: bool) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Padded, packed and reversed sequences: index arithmetic, once for all mixers.
 
-    x           `[B, L, D]`
-    mask        `[B, L]`, true where a step is real
-    cu_seqlens  `[N + 1]`, bounds of N sequences packed into one row
+x           `[B, L, D]`
+mask        `[B, L]`, true where a step is real
+cu_seqlens  `[N + 1]`, bounds of N sequences packed into one row
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> n
 
     Args:
         model: a loaded transformers model (MambaForCausalLM, Mamba2ForCausalLM, Qwen3NextForCausalLM, their bases, or
-            anything else that holds such mixers).
+            anything else with such mixers).
         muon: what is added. With `Muon.off()` the model computes what it did before.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
 
     The weights are copied as they are. Everything transformers does with the model goes on: training, gradient
     checkpointing, padded batches, `generate()`. State dicts keep transformers' names, so that `save_pretrained` writes
-    a checkpoint of the original architecture; load it, upcycle, and it is here again (a learned momentum is extra keys).
+    a checkpoint of the original architecture: load it, upcycle it, and it is here again. A learned momentum stands there
+    under keys of its own, which only `load_state_dict` on an upcycled model reads.
     """
     found = [
         (parent, name, child)
@@ -42,7 +43,7 @@ def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> n
     return model
 
 
-class TransformersCall:
+class TransformersCall(Mixer):
     """transformers' contract for a recurrent layer on top of a `Mixer`: its cache in, one tensor out.
 
     The cache keeps the convolution's tail as its conv state, and S and M stacked as its recurrent state.
@@ -50,7 +51,7 @@ class TransformersCall:
 
     layer_idx: int
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **others: Any
     ) -> Tensor:
         """y `[B, L, d_model]`. `others` is what transformers hands to every layer; packed bounds are used of it."""
@@ -58,8 +59,9 @@ class TransformersCall:
         L = hidden_states.shape[1]
         bounds = others.get("cu_seq_lens_q")
         mask = None if attention_mask is None or bounds is not None else attention_mask[:, -L:]
-        y, state = super().forward(hidden_states, state, mask, bounds)  # type: ignore[misc]
+        y, state = super().forward(hidden_states, state, mask, bounds)
         if cache_params is not None:
+            assert state is not None
             self._write(cache_params, state)
         return y
 

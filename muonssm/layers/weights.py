@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ def from_transformers(module: nn.Module, muon: Muon | None = None, momentum: str
     return load_weights(mixer, module.state_dict(), "transformers")
 
 
-def _mamba(module: nn.Module, muon: Muon, momentum: str) -> Mixer:
+def _mamba(module: Any, muon: Muon, momentum: str) -> Mixer:
     d_model, d_inner = module.hidden_size, module.intermediate_size
     mixer = Mamba(
         d_model, module.ssm_state_size, d_inner / d_model, module.time_step_rank, module.conv_kernel_size,
@@ -116,7 +116,7 @@ def _mamba(module: nn.Module, muon: Muon, momentum: str) -> Mixer:
     return _without_conv_bias(mixer, module)
 
 
-def _mamba2(module: nn.Module, muon: Muon, momentum: str) -> Mixer:
+def _mamba2(module: Any, muon: Muon, momentum: str) -> Mixer:
     d_model, d_inner = module.hidden_size, module.intermediate_size
     mixer = Mamba2(
         d_model, module.ssm_state_size, d_inner / d_model, module.head_dim, module.n_groups, module.conv_kernel_size,
@@ -128,13 +128,13 @@ def _mamba2(module: nn.Module, muon: Muon, momentum: str) -> Mixer:
     return _without_conv_bias(mixer, module)
 
 
-def _without_conv_bias(mixer: Mixer, module: nn.Module) -> Mixer:
+def _without_conv_bias(mixer: Mixer, module: Any) -> Mixer:
     if module.conv1d.bias is None:
         mixer.conv1d.bias = None
     return mixer
 
 
-def _qwen3_next(module: nn.Module, muon: Muon, momentum: str) -> Mixer:
+def _qwen3_next(module: Any, muon: Muon, momentum: str) -> Mixer:
     mixer = GatedDeltaNet(
         module.hidden_size, module.num_k_heads, module.head_k_dim, module.head_v_dim, module.num_v_heads,
         module.conv_kernel_size, False, muon, momentum,
@@ -143,7 +143,7 @@ def _qwen3_next(module: nn.Module, muon: Muon, momentum: str) -> Mixer:
     return mixer
 
 
-BUILDERS: dict[str, Callable[[nn.Module, Muon, str], Mixer]] = {
+BUILDERS: dict[str, Callable[[Any, Muon, str], Mixer]] = {
     "MambaMixer": _mamba,
     "Mamba2Mixer": _mamba2,
     "Qwen3NextGatedDeltaNet": _qwen3_next,
@@ -154,7 +154,7 @@ def _same(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
     return dict(weights)
 
 
-# ---- Qwen3-Next: in_proj_qkvz has [q, k, v, z] of each key head, in_proj_ba has [b, a]; ours has [q, k, v, z, a, b] ----
+# ---- Qwen3-Next: in_proj_qkvz has [q, k, v, z] of each key head, in_proj_ba [b, a]; ours is [q, k, v, z, a, b] ----
 
 
 _QWEN_PROJECTIONS = ("in_proj_qkvz.weight", "in_proj_ba.weight")
@@ -212,8 +212,8 @@ def _from_fla(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
         raise ValueError(f"weights lack {', '.join(missing)}; they may be those of one {type(mixer).__name__} of 'fla'")
     ours = {"in_proj.weight": torch.cat([rest.pop(name) for name in names])}
     ours["conv1d.weight"] = torch.cat([rest.pop(name) for name in _FLA_CONVOLUTIONS])
-    if getattr(mixer, "gate_bias", None) is not None:
-        zeros = mixer.gate_bias.new_zeros(_delta(mixer).heads.values)
+    if isinstance(mixer, GatedDeltaNet) and mixer.gate_bias is not None:
+        zeros = mixer.gate_bias.new_zeros(mixer.heads.values)
         ours["gate_bias"] = torch.cat([rest.pop(f"{name}.bias", zeros) for name in ("a_proj", "b_proj")])
     return {**ours, **{_FLA_NAMES.get(name, name): tensor for name, tensor in rest.items()}}
 

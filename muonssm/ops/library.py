@@ -62,8 +62,9 @@ class ConvolutionArguments(ctypes.Structure):
     """`ConvolutionArguments` of native/arguments.h."""
 
     _fields_ = (
-        *((name, _Int) for name in "input threads sequences channels K x_step silu".split()),
-        *((name, _Pointer) for name in "offsets x tail weight bias y dy dx dtail dweight dbias".split()),
+        *((name, _Int) for name in ("input", "threads", "sequences", "channels", "K", "x_step", "silu")),
+        *((name, _Pointer) for name in ("offsets", "x", "tail", "weight", "bias", "y", "dy")),
+        *((name, _Pointer) for name in ("dx", "dtail", "dweight", "dbias")),
     )
 
 

@@ -20,7 +20,9 @@ from .cases import assert_close, inputs
 HIDDEN = 48
 CONFIGS = {
     "mamba": MambaConfig(hidden_size=HIDDEN, state_size=12, num_hidden_layers=1),
-    "mamba, bias": MambaConfig(hidden_size=HIDDEN, num_hidden_layers=1, use_bias=True, use_conv_bias=False, conv_kernel=3),
+    "mamba, bias": MambaConfig(
+        hidden_size=HIDDEN, num_hidden_layers=1, use_bias=True, use_conv_bias=False, conv_kernel=3
+    ),
     "mamba2": Mamba2Config(
         hidden_size=HIDDEN, num_heads=6, head_dim=16, n_groups=2, state_size=20, chunk_size=16, num_hidden_layers=1
     ),
@@ -128,7 +130,9 @@ def fla_weights(gated, heads=3, key=10, value=14):
     shapes |= {"q_conv1d": (heads * key, 1, 4), "k_conv1d": (heads * key, 1, 4), "v_conv1d": (heads * value, 1, 4)}
     if gated:
         shapes |= {"a_proj": (heads, HIDDEN), "g_proj": (heads * value, HIDDEN)}
-    weights = {f"{name}.weight": inputs(*shape, seed=i) * shape[-1] ** -0.5 for i, (name, shape) in enumerate(shapes.items())}
+    weights = {
+        f"{name}.weight": inputs(*shape, seed=i) * shape[-1] ** -0.5 for i, (name, shape) in enumerate(shapes.items())
+    }
     return weights | ({"A_log": inputs(heads, seed=30), "dt_bias": inputs(heads, seed=31)} if gated else {})
 
 
@@ -155,7 +159,9 @@ def test_fla_weights_with_biases_and_an_output_gate():
     load_weights(biased, weights, "fla")
     assert biased.gate_bias.tolist() == [1, 1, 1, 2, 2, 2]
     assert export_weights(biased, "fla").keys() == weights.keys()
-    gated = {name: w for name, w in fla_weights(gated=True).items() if name not in ("a_proj.weight", "A_log", "dt_bias")}
+    gated = {
+        name: w for name, w in fla_weights(gated=True).items() if name not in ("a_proj.weight", "A_log", "dt_bias")
+    }
     mixer = DeltaNet(HIDDEN, num_heads=3, head_k_dim=10, head_v_dim=14, output_gate=True)
     assert export_weights(load_weights(mixer, gated, "fla"), "fla").keys() == gated.keys()
 
@@ -172,7 +178,7 @@ def test_foreign_weights_that_do_not_fit_are_refused_whole():
         load_weights(mixer, {**weights, "A_log": torch.ones(4)}, "fla")
     with pytest.raises(ValueError, match="no map between GatedDeltaNet and 'keras'"):
         load_weights(mixer, weights, "keras")
-    with pytest.raises(ValueError, match="weights lack in_proj_qkvz.weight"):
+    with pytest.raises(ValueError, match=r"weights lack in_proj_qkvz\.weight"):
         load_weights(mixer, weights, "transformers")
     with pytest.raises(ValueError, match="gate_bias"):
         export_weights(GatedDeltaNet(HIDDEN), "transformers")

@@ -80,6 +80,18 @@ static void selective(const Kernels& kernels, int64_t input, const std::vector<i
     if (L == N) kernels.selective_step(a);
 }
 
+static void convolution(const Kernels& kernels, int64_t input, const std::vector<int64_t>& offsets, int64_t C, int64_t K, bool tailed, bool silu) {
+    const int64_t real = input == FLOAT64 ? FLOAT64 : FLOAT32, L = offsets.back(), N = int64_t(offsets.size()) - 1, gap = 3;
+    Array x(L ? (L - 1) * (C + gap) + C : 0, input, -1, 1), tail(N * (K - 1) * C, input, -1, 1), weight(C * K, real, -1, 1), bias(C, real, -1, 1);
+    Array y(L * C, input, 0, 0), dy(L * C, input, -1, 1), dx(L * C, input, 0, 0), dtail(N * (K - 1) * C, input, 0, 0), dweight(C * K, real, 0, 0), dbias(C, real, 0, 0);
+    ConvolutionArguments a{};
+    a.input = input; a.threads = 2; a.sequences = N; a.channels = C; a.K = K; a.x_step = C + gap; a.silu = silu; a.offsets = offsets.data();
+    a.x = x.get(); a.tail = tailed ? tail.get() : nullptr; a.weight = weight.get(); a.bias = bias.get(); a.y = y.get();
+    kernels.convolution_forward(a);
+    a.dy = dy.get(); a.dx = dx.get(); a.dtail = tailed ? dtail.get() : nullptr; a.dweight = dweight.get(); a.dbias = dbias.get();
+    kernels.convolution_backward(a);
+}
+
 int main() {
     const Kernels& kernels = MUONSSM_ISA::kernels();
     const std::vector<std::vector<int64_t>> packings{{0, 0}, {0, 1}, {0, 1, 2, 3}, {0, 64}, {0, 65, 65, 68}, {0, 130, 131}};
@@ -90,7 +102,8 @@ int main() {
                 for (int64_t size : {1, 3, 8, 17, 33}) {
                     memory(kernels, input, offsets, 1 + variant % 2, size, 1 + size * 5 % 19, variant % 2, variant / 2, variant - 1);
                     selective(kernels, input, offsets, size * 4 - 3, 1 + size * 5 % 19, variant % 2, variant / 2, variant - 1);
-                    runs += 2;
+                    convolution(kernels, input, offsets, size * 4 - 3, 1 + size % 5, variant % 2, variant / 2);
+                    runs += 3;
                 }
     std::printf("%d runs, checksum %.0f\n", runs, checksum);
     return 0;

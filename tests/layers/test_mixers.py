@@ -1,0 +1,207 @@
+"""What a mixer is made of: parameters, momentum, precision, compilation, implementations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from muonssm import Muon, build_mixer
+from muonssm.layers import BACKBONES, LongHorn, Mamba, Mixer
+
+from .cases import CASES, D_MODEL, assert_close, each_backbone, each_case, error, inputs
+
+# The 170M models of the paper: 10 layers of a mixer and a SwiGLU of 6144, width 672, vocabulary 32000, tied.
+TABLE = {
+    "gated_deltanet, 9 heads": ("gated_deltanet", {"num_heads": 9}, 2_729_812, 172_679_272),
+    "gated_deltanet, 12 heads": ("gated_deltanet", {"num_heads": 12}, 2_733_828, 172_719_432),
+    "mamba": ("mamba", {}, 2_896_320, 174_344_352),
+    "longhorn": ("longhorn", {}, 2_874_816, 174_129_312),
+    "longhorn, diagonal": ("longhorn", {"form": "diagonal"}, 2_874_816, 174_129_312),
+    "deltanet": ("deltanet", {"num_heads": 12}, 1_822_520, 163_606_352),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("muon", [Muon.off(), Muon()], ids=["plain", "muon"])
+def test_parameter_counts_of_the_170m_table(name, muon):
+    backbone, dims, mixer_size, model_size = TABLE[name]
+    count = sum(p.numel() for p in build_mixer(backbone, 672, muon, **dims).parameters())
+    assert count == mixer_size
+    assert 10 * (count + 3 * 672 * 6144 + 2 * 672) + 672 + 32000 * 672 == model_size
+
+
+def test_backbones_have_the_names_they_should():
+    assert list(BACKBONES) == ["mamba", "mamba2", "deltanet", "gated_deltanet", "longhorn"]
+    for name, kind in BACKBONES.items():
+        mixer = build_mixer(name, 64)
+        assert type(mixer) is kind
+        assert mixer.muon == Muon()
+        y, _ = mixer(inputs(1, 4, 64))
+        assert y.shape == (1, 4, 64)
+
+
+@each_case
+def test_momentum_starts_at_gamma_and_learns(case):
+    mixer, x = case.build(), inputs(2, 30, D_MODEL)
+    kind = case.dims.get("momentum", "fixed")
+    fixed = case.build(momentum="fixed")
+    assert_close(mixer(x)[0], fixed(x)[0], 1e-5, "at the start")
+    learned = dict(mixer.momentum.named_parameters())
+    assert set(learned) == {"fixed": set(), "per_head": {"bias"}, "per_step": {"bias", "weight"}}[kind]
+    if kind == "fixed":
+        return
+    before = mixer(x)[0].detach()
+    optimizer = torch.optim.Adam(learned.values(), lr=0.3)
+    mixer(x)[0].square().sum().backward()
+    for name, parameter in learned.items():
+        assert (parameter.grad != 0).any(), name
+    optimizer.step()
+    assert error(mixer(x)[0], before) > 1e-4
+    gamma = mixer.momentum(mixer.momentum.gate(x)).gamma
+    assert gamma.shape == ((2, 30, len(learned["bias"])) if kind == "per_step" else learned["bias"].shape)
+    assert ((gamma > 0) & (gamma < 1)).all()
+    if kind == "per_step":
+        assert gamma.std(dim=1).max() > 0
+
+
+@each_case
+def test_bfloat16_autocast_stays_close_and_finite(case):
+    mixer, x = case.build(), inputs(2, 40, D_MODEL)
+    wanted, _ = mixer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = mixer(x)
+        again, _ = mixer(x[:, :1], state)
+    assert y.dtype == again.dtype == torch.bfloat16
+    assert state.memory.S.dtype == torch.float32
+    assert error(y, wanted) < 0.03
+    y.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    half = case.build(torch.bfloat16)
+    y, _ = half(x.bfloat16())
+    assert error(y, wanted) < 0.06
+
+
+@each_backbone
+def test_gradient_checkpointing_gives_the_same_gradients(case):
+    mixer, x = case.build(), inputs(2, 40, D_MODEL).requires_grad_()
+    leaves = [x, *mixer.parameters()]
+    wanted = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
+    found = torch.autograd.grad(checkpoint(mixer, x, use_reentrant=False)[0].square().sum(), leaves)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if "per step" in case.name or case.name in ("mamba, plain", "deltanet, plain")],
+    ids=lambda case: case.name,
+)
+def test_compiles_without_graph_breaks(case):
+    mixer, x = case.build(), inputs(2, 33, D_MODEL).requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+    for length in (33, 20, 27):
+        y, state = compiled(x[:, :length])
+        assert_close(y, mixer(x[:, :length])[0])
+    more, _ = compiled(x[:, :5], state)
+    assert_close(more, mixer(x[:, :5], mixer(x[:, :27])[1])[0])
+    leaves = [x, *mixer.parameters()]
+    wanted = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
+    for found, expected in zip(torch.autograd.grad(compiled(x)[0].square().sum(), leaves), wanted, strict=True):
+        assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["mamba", "gated_deltanet"])
+def test_compiles_with_the_default_backend(backbone):
+    mixer, x = build_mixer(backbone, 32), inputs(2, 33, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(mixer, fullgraph=True)
+    assert_close(compiled(x)[0], mixer(x)[0])
+    compiled(x)[0].sum().backward()
+    assert all(p.grad is not None for p in mixer.parameters())
+
+
+@each_backbone
+def test_every_implementation_serves_every_backbone(case, monkeypatch):
+    mixer, x = case.build(), inputs(2, 70, D_MODEL)
+    wanted, last = mixer(x)
+    monkeypatch.setattr("muonssm.ops.library.unavailable", lambda: "no compiler")
+    for impl in ("auto", "chunked", "scan", "reference"):
+        mixer.impl = impl
+        y, state = mixer(x[:, :50])
+        more, state = mixer(x[:, 50:], state)
+        assert_close(torch.cat([y, more], dim=1), wanted, what=impl)
+        assert_close(state.memory.S, last.memory.S, what=impl)
+    mixer.impl = "native"
+    with pytest.raises(ValueError, match="no compiler"):
+        mixer(x)
+
+
+def test_initial_values_are_the_originals():
+    torch.manual_seed(0)
+    mamba = build_mixer("mamba", 256)
+    assert torch.equal(mamba.A_log[7].exp().round(), torch.arange(1.0, 17))
+    for dt_bias in (mamba.dt_proj.bias, build_mixer("mamba2", 256).dt_bias, build_mixer("gated_deltanet", 256).dt_bias):
+        dt = torch.nn.functional.softplus(dt_bias)
+        assert 1e-3 <= dt.min() <= dt.max() <= 0.1 + 1e-6
+    assert 1 <= build_mixer("mamba2", 256).A_log.exp().min() <= build_mixer("mamba2", 256).A_log.exp().max() <= 16
+    for name in BACKBONES:
+        spared = {key for key, p in build_mixer(name, 64).named_parameters() if getattr(p, "_no_weight_decay", False)}
+        assert (
+            spared
+            == {
+                "mamba": {"A_log", "D", "dt_proj.bias"},
+                "mamba2": {"A_log", "D", "dt_bias"},
+                "deltanet": set(),
+                "gated_deltanet": {"A_log", "dt_bias"},
+                "longhorn": {"D"},
+            }[name]
+        )
+
+
+def test_longhorn_with_heads_of_one_channel_has_one_gate_a_channel():
+    """The matrix form of one channel a head, with orthogonal keys of one state, is the diagonal form."""
+    torch.manual_seed(0)
+    matrix = LongHorn(16, d_state=1, form="matrix", head_dim=1, muon=Muon.off())
+    diagonal = LongHorn(16, d_state=1, form="diagonal", muon=Muon.off())
+    diagonal.load_state_dict(matrix.state_dict())
+    x = inputs(2, 30, 16)
+    assert_close(matrix(x)[0], diagonal(x)[0])
+
+
+def test_bad_arguments_say_what_is_wrong():
+    for call, kind, message in (
+        (lambda: build_mixer("s4", 16), ValueError, r"name is 's4'; it may be one of \('mamba'"),
+        (lambda: build_mixer("mamba", 16, heads=2), TypeError, "heads is not an argument of Mamba; it has d_state"),
+        (lambda: build_mixer("mamba", 16, muon=0.9), TypeError, "muon is of type float; it may be a Muon"),
+        (lambda: Mamba(0), ValueError, "d_model is 0; it may be an integer >= 1"),
+        (lambda: Mamba(16, d_state=2.0), ValueError, "d_state is 2.0; it may be an integer >= 1"),
+        (
+            lambda: build_mixer("mamba2", 20),
+            ValueError,
+            r"head_dim is 64; it may be a divisor of expand \* d_model = 40",
+        ),
+        (lambda: build_mixer("mamba2", 64, groups=3), ValueError, "groups is 3; it may be a divisor of heads = 2"),
+        (lambda: build_mixer("deltanet", 16, num_heads=3), ValueError, "num_heads is 3; it may be a divisor of 16, or"),
+        (lambda: build_mixer("gated_deltanet", 16, num_heads=5), ValueError, "a divisor of 12, or give head_k_dim"),
+        (
+            lambda: build_mixer("gated_deltanet", 16, num_heads=2, num_value_heads=3),
+            ValueError,
+            "num_value_heads is 3; it may be a multiple of num_heads = 2",
+        ),
+        (lambda: build_mixer("longhorn", 16, form="full"), ValueError, r"form is 'full'; it may be one of \('matrix'"),
+        (lambda: build_mixer("longhorn", 16, head_dim=5), ValueError, "head_dim is 5; it may be a divisor of"),
+        (lambda: build_mixer("mamba", 16, momentum="always"), ValueError, "momentum is 'always'; it may be one of"),
+        (
+            lambda: build_mixer("mamba", 16, Muon.off(), momentum="per_head"),
+            ValueError,
+            r"muon.gamma is 0.0; with momentum='per_head' it may be in \(0, 1\)",
+        ),
+        (lambda: build_mixer("mamba", 16, Muon(torch.tensor(0.9))), TypeError, "muon.gamma is a tensor"),
+        (lambda: Mixer(4, False)(torch.zeros(1, 1, 4)), NotImplementedError, "Mixer must say how x is projected"),
+    ):
+        with pytest.raises(kind, match=message):
+            call()

@@ -6,6 +6,7 @@ Where transformers has the module, ours gets its weights, and its output is comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .measure import best_seconds, threads, training
 from .suite import Row, table, write_record
 from .workloads import TOLERANCE
 
+Contenders = dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]
 WIDTH, LENGTH, BATCH = 256, 1024, 4
 BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {}),
@@ -50,21 +52,24 @@ def originals() -> dict[str, nn.Module]:
     }
 
 
-def contenders(name: str, module: nn.Module | None) -> dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+def contenders(name: str, module: nn.Module | None) -> Contenders:
     """Who takes part: the layer, and how it is called."""
     backbone, dims = BACKBONES[name]
     ours: dict[str, Mixer] = {}
     for kind, muon in (("plain", Muon.off()), ("muon", Muon())):
         torch.manual_seed(0)
         ours[kind] = build_mixer(backbone, WIDTH, muon, **dims) if module is None else from_transformers(module, muon)
-    everyone: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {
-        kind: (mixer, lambda x, mixer=mixer: mixer(x)[0]) for kind, mixer in ours.items()
-    }
+    everyone: Contenders = {kind: (mixer, partial(output_of, mixer)) for kind, mixer in ours.items()}
     return everyone if module is None else {**everyone, "transformers": (module, module)}
 
 
+def output_of(mixer: Mixer, x: Tensor) -> Tensor:
+    """y alone."""
+    return mixer(x)[0]
+
+
 @torch.no_grad()
-def check(name: str, everyone: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]], x: Tensor) -> None:
+def check(name: str, everyone: Contenders, x: Tensor) -> None:
     """No speed is reported for a wrong result."""
     if "transformers" not in everyone:
         return
@@ -88,7 +93,7 @@ def run(output: Path, rounds: int, thread_count: int) -> int:
             everyone = contenders(name, modules.get(name))
             check(name, everyone, x[:, :128])
             steps = {
-                kind: training(lambda call=call: call(x), weight, (x, *layer.parameters()))
+                kind: training(partial(call, x), weight, (x, *layer.parameters()))
                 for kind, (layer, call) in everyone.items()
             }
             seconds = best_seconds(steps, rounds, budget=20.0)

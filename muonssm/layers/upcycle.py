@@ -27,8 +27,8 @@ def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> n
 
     The weights are copied as they are. Everything transformers does with the model goes on: training, gradient
     checkpointing, padded batches, `generate()`. State dicts keep transformers' names, so that `save_pretrained` writes
-    a checkpoint of the original architecture: load it, upcycle it, and it is here again. A learned momentum stands there
-    under keys of its own, which only `load_state_dict` on an upcycled model reads.
+    a checkpoint of the original architecture: load it, upcycle it, and it is here again. A learned momentum has keys of
+    its own there, which only `load_state_dict` on an upcycled model reads.
     """
     found = [
         (parent, name, child)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..ops import MemoryState, Muon, muon_memory
-from .mixer import Mixer, Projected, check_size
+from ..ops import MemoryState, muon_memory
+from .mixer import Call, Mixer, Projected, check_size
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution, unit
 
@@ -78,14 +78,7 @@ class DeltaRule(Mixer):
         """`others` sorted into gates of the memory and the gate of the output."""
         raise NotImplementedError(f"{type(self).__name__} must say what its gates are")
 
-    def recall(
-        self,
-        channels: Tensor,
-        gates: tuple[Tensor, ...],
-        muon: Muon,
-        state: MemoryState | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, MemoryState]:
+    def recall(self, channels: Tensor, gates: tuple[Tensor, ...], call: Call) -> tuple[Tensor, MemoryState]:
         heads = self.heads
         q, k, v = channels.split(heads.widths, dim=-1)
         q, k = (t.unflatten(2, (heads.keys, heads.key_dim)) for t in (q, k))
@@ -94,7 +87,7 @@ class DeltaRule(Mixer):
             q, k = (t.repeat_interleave(heads.values // heads.keys, dim=2) for t in (q, k))
         v = v.unflatten(2, (heads.values, heads.value_dim))
         log_alpha, beta = self.log_alpha_and_beta(gates)
-        return muon_memory(q, k, v, log_alpha, beta, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=self.impl)
+        return muon_memory(q, k, v, log_alpha, beta, **call._asdict())
 
     def readout(self, y: Tensor, output: Tensor | None) -> Tensor:
         gate = None if output is None else output.unflatten(2, (self.heads.values, self.heads.value_dim))

@@ -1,11 +1,9 @@
 """LongHorn: the write that solves an online regression in closed form, in Mamba's shell.
 
-    x, z = in_proj(x);   x = silu(conv(x));   dt, k, q = x_proj(x);   s = sigmoid(dt_head(dt))
-    eps = s / (1 + s k.k)
+    s = sigmoid(dt_head(dt)),   eps = s / (1 + s k.k)              x, dt, k and q as in `shell`
     matrix      S_t = S_{t-1} (I - eps_t k_t k_t^T) + M_t          the paper's table; one eps a head
     diagonal    S_t = (1 - eps_t k_t^2) * S_{t-1} + M_t            the released model; one eps a channel
-    M_t = gamma_t M_{t-1} + NS(tau eps_t x_t k_t^T)
-    y = out_proj((S q + D x) * silu(z))
+    M_t = gamma_t M_{t-1} + NS(tau eps_t x_t k_t^T),   y_t = S_t q_t
 
 Both forms have the same parameters, named and shaped as in the release. In the matrix form a head's logit is the mean
 of its channels'; with `head_dim=1` every channel has its own again.
@@ -13,22 +11,20 @@ of its channels'; with `head_dim=1` every channel has its own again.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon, muon_memory, muon_selective_scan
 from ..ops.rows import compute_dtype
-from .mixer import Mixer, Projected, check_size
+from .mixer import Call, check_size
 from .momentum import Momentum
-from .parts import ShortConvolution, without_weight_decay
+from .shell import Shell
 
 FORMS = ("matrix", "diagonal")
 
 
-class LongHorn(Mixer):
+class LongHorn(Shell):
     """LongHorn's mixer, plain (`Muon.off()`) or with Muon.
 
     Args:
@@ -55,58 +51,25 @@ class LongHorn(Mixer):
         momentum: str = "fixed",
         bidirectional: bool = False,
     ) -> None:
-        super().__init__(check_size("d_model", d_model), bidirectional)
         if form not in FORMS:
             raise ValueError(f"form is {form!r}; it may be one of {FORMS}")
+        super().__init__(d_model, d_state, expand, dt_rank, conv_size, False, bidirectional)
         self.form = form
-        self.d_state = check_size("d_state", d_state)
-        self.d_inner = check_size("expand * d_model", round(expand * d_model))
-        self.dt_rank = check_size("dt_rank", math.ceil(d_model / 16) if dt_rank is None else dt_rank)
         if head_dim is None:
             head_dim = max(size for size in range(1, 65) if self.d_inner % size == 0)
         self.head_dim = check_size("head_dim", head_dim, divides=("expand * d_model", self.d_inner))
         self.heads = self.d_inner // self.head_dim if form == "matrix" else 1
         self.momentum = Momentum(d_model, self.heads, muon, momentum)
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
-        self.conv1d = ShortConvolution(self.d_inner, check_size("conv_size", conv_size), bias=True)
-        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
         self.dt_head = nn.Linear(self.dt_rank, self.d_inner)
-        self.D = without_weight_decay(nn.Parameter(torch.ones(self.d_inner)))
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
 
-    def project(self, x: Tensor) -> Projected:
-        channels, z = self.in_proj(x).chunk(2, dim=-1)
-        return Projected(channels, (), z)
-
-    def recall(
-        self,
-        channels: Tensor,
-        gates: tuple[Tensor, ...],
-        muon: Muon,
-        state: MemoryState | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, MemoryState]:
-        dt, k, q = self.x_proj(channels).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+    def answer(self, x: Tensor, dt: Tensor, k: Tensor, q: Tensor, call: Call) -> tuple[Tensor, MemoryState]:
         eps = self.write_gate(dt, k)
         if self.form == "diagonal":
-            y, state = muon_selective_scan(
-                channels, eps, None, k, q, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=self.impl
-            )
-        else:
-            every = (-1, -1, self.heads, -1)
-            y, state = muon_memory(
-                q[:, :, None].expand(every),
-                k[:, :, None].expand(every),
-                channels.unflatten(2, (self.heads, self.head_dim)),
-                torch.zeros_like(eps),
-                eps,
-                muon=muon,
-                state=state,
-                cu_seqlens=cu_seqlens,
-                impl=self.impl,
-            )
-            y = y.flatten(2)
-        return torch.addcmul(y, channels, self.D.to(y.dtype)), state
+            return muon_selective_scan(x, eps, None, k, q, **call._asdict())
+        q, k = (t[:, :, None].expand(-1, -1, self.heads, -1) for t in (q, k))
+        v = x.unflatten(2, (self.heads, self.head_dim))
+        y, state = muon_memory(q, k, v, torch.zeros_like(eps), eps, **call._asdict())
+        return y.flatten(2), state
 
     def write_gate(self, dt: Tensor, k: Tensor) -> Tensor:
         """eps `[B, L, heads]`, or `[B, L, d_inner]` in the diagonal form, from dt `[B, L, dt_rank]` and the keys."""
@@ -118,7 +81,3 @@ class LongHorn(Mixer):
         dtype = compute_dtype(dt)
         s = torch.sigmoid(F.linear(dt, weight).to(dtype) + bias.to(dtype))
         return s / (1 + s * k.to(dtype).square().sum(-1, keepdim=True))
-
-    def readout(self, y: Tensor, output: Tensor | None) -> Tensor:
-        assert output is not None
-        return self.out_proj(y * F.silu(output))

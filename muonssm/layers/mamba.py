@@ -1,15 +1,12 @@
 """Mamba: diagonal memory with selective step sizes.
 
-    x, z = in_proj(x);   x = silu(conv(x));   dt, B, C = x_proj(x);   dt = softplus(dt_proj(dt))
-    S_t = exp(dt_t A) * S_{t-1} + M_t,   M_t = gamma_t M_{t-1} + NS(tau (dt_t x_t) B_t^T)
-    y = out_proj((S C + D x) * silu(z))
+    dt = softplus(dt_proj(dt)),   A = -exp(A_log)                       x, dt, B = k and C = q as in `shell`
+    S_t = exp(dt_t A) * S_{t-1} + M_t,   M_t = gamma_t M_{t-1} + NS(tau (dt_t x_t) B_t^T),   y_t = S_t C_t
 
 Parameters are named, shaped and initialised as in the original, so weights go in and out as they are.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +14,13 @@ from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon, muon_selective_scan
 from ..ops.rows import compute_dtype
-from .mixer import Mixer, Projected, check_size
+from .mixer import Call
 from .momentum import Momentum
-from .parts import ShortConvolution, step_size_bias, without_weight_decay
+from .parts import step_size_bias, without_weight_decay
+from .shell import Shell
 
 
-class Mamba(Mixer):
+class Mamba(Shell):
     """Mamba's mixer, plain (`Muon.off()`) or with Muon.
 
     Args:
@@ -48,43 +46,15 @@ class Mamba(Mixer):
         momentum: str = "fixed",
         bidirectional: bool = False,
     ) -> None:
-        super().__init__(check_size("d_model", d_model), bidirectional)
-        self.d_state = check_size("d_state", d_state)
-        self.d_inner = check_size("expand * d_model", round(expand * d_model))
-        self.dt_rank = check_size("dt_rank", math.ceil(d_model / 16) if dt_rank is None else dt_rank)
+        super().__init__(d_model, d_state, expand, dt_rank, conv_size, bias, bidirectional)
         self.momentum = Momentum(d_model, 1, muon, momentum)
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
-        self.conv1d = ShortConvolution(self.d_inner, check_size("conv_size", conv_size), bias=True)
-        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
         self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         self.dt_proj.bias = step_size_bias(self.d_inner)
         A = torch.arange(1, d_state + 1, dtype=torch.float32).repeat(self.d_inner, 1)
         self.A_log = without_weight_decay(nn.Parameter(A.log()))
-        self.D = without_weight_decay(nn.Parameter(torch.ones(self.d_inner)))
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 
-    def project(self, x: Tensor) -> Projected:
-        channels, z = self.in_proj(x).chunk(2, dim=-1)
-        return Projected(channels, (), z)
-
-    def recall(
-        self,
-        channels: Tensor,
-        gates: tuple[Tensor, ...],
-        muon: Muon,
-        state: MemoryState | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, MemoryState]:
-        dt, B, C = self.x_proj(channels).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        dtype = compute_dtype(channels)
+    def answer(self, x: Tensor, dt: Tensor, k: Tensor, q: Tensor, call: Call) -> tuple[Tensor, MemoryState]:
+        dtype = compute_dtype(x)
         dt = F.softplus(F.linear(dt, self.dt_proj.weight).to(dtype) + self.dt_proj.bias.to(dtype))
-        A = -self.A_log.to(dtype).exp()
-        y, state = muon_selective_scan(
-            channels, dt, A, B, C, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=self.impl
-        )
-        return torch.addcmul(y, channels, self.D.to(y.dtype)), state
-
-    def readout(self, y: Tensor, output: Tensor | None) -> Tensor:
-        assert output is not None
-        return self.out_proj(y * F.silu(output))
+        return muon_selective_scan(x, dt, -self.A_log.to(dtype).exp(), k, q, **call._asdict())

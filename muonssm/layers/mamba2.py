@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon, muon_memory
 from ..ops.rows import compute_dtype
-from .mixer import Mixer, Projected, check_size
+from .mixer import Call, Mixer, Projected, check_size
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution, step_size_bias, without_weight_decay
 
@@ -73,14 +73,7 @@ class Mamba2(Mixer):
         z, channels, dt = self.in_proj(x).split(sizes, dim=-1)
         return Projected(channels, (dt,), z)
 
-    def recall(
-        self,
-        channels: Tensor,
-        gates: tuple[Tensor, ...],
-        muon: Muon,
-        state: MemoryState | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, MemoryState]:
+    def recall(self, channels: Tensor, gates: tuple[Tensor, ...], call: Call) -> tuple[Tensor, MemoryState]:
         shared = self.groups * self.d_state
         x, B, C = channels.split([self.d_inner, shared, shared], dim=-1)
         x = x.unflatten(2, (self.heads, self.head_dim))
@@ -90,9 +83,7 @@ class Mamba2(Mixer):
         if self.dt_limit != (0.0, math.inf):
             dt = dt.clamp(*self.dt_limit)
         log_alpha = -self.A_log.to(dtype).exp() * dt
-        y, state = muon_memory(
-            q, k, x, log_alpha, dt, eta=0.0, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=self.impl
-        )
+        y, state = muon_memory(q, k, x, log_alpha, dt, eta=0.0, **call._asdict())
         return torch.addcmul(y, x, self.D.to(y.dtype)[:, None]).flatten(2), state
 
     def _for_heads(self, shared: Tensor) -> Tensor:

@@ -30,6 +30,15 @@ class Projected(NamedTuple):
     output: Tensor | None
 
 
+class Call(NamedTuple):
+    """What every call of an operator is given beside its tensors; see `muon_memory`."""
+
+    muon: Muon
+    state: MemoryState | None
+    cu_seqlens: Tensor | None
+    impl: str
+
+
 class Mixer(nn.Module):
     """A sequence layer: `y, state = mixer(x, state=None, mask=None, cu_seqlens=None)`.
 
@@ -57,14 +66,7 @@ class Mixer(nn.Module):
         """x `[B, L, d_model]`, step by step, before the convolution."""
         raise NotImplementedError(f"{type(self).__name__} must say how x is projected")
 
-    def recall(
-        self,
-        channels: Tensor,
-        gates: tuple[Tensor, ...],
-        muon: Muon,
-        state: MemoryState | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, MemoryState]:
+    def recall(self, channels: Tensor, gates: tuple[Tensor, ...], call: Call) -> tuple[Tensor, MemoryState]:
         """What the memory answers `[B, L, ...]` to the convolved channels and the gates, and its last state."""
         raise NotImplementedError(f"{type(self).__name__} must say how its memory is written and read")
 
@@ -114,7 +116,7 @@ class Mixer(nn.Module):
             gamma = None if gamma is None else both_ways(gamma, cu_seqlens)
         tail, memory = (None, None) if state is None else state
         channels, tail = self.conv1d(channels, tail, bounds)
-        y, memory = self.recall(channels, gates, self.momentum(gamma), memory, bounds)
+        y, memory = self.recall(channels, gates, Call(self.momentum(gamma), memory, bounds, self.impl))
         if self.bidirectional:
             return self.readout(mean_of_both(y, cu_seqlens), output), None
         return self.readout(y, output), MixerState(tail, memory)

@@ -25,7 +25,7 @@ from .splits import PARTS, assign
 from .windows import MODES, WindowSet, cut, leftover, standardise, statistics
 
 SOURCES: dict[str, Source] = {module.SOURCE.name: module.SOURCE for module in (watch, muwiges, uestc, mmact, folder)}
-SHOWN = 10  # files named in a message; the rest are counted
+SHOWN = 10  # files or classes named in a message; the rest are counted
 
 
 class TooManyLostError(ValueError):
@@ -119,7 +119,7 @@ def _is_real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ActivityData:
     """Windows in three parts, and what they came from.
 
@@ -164,7 +164,7 @@ class ActivityData:
         untrained = [name for i, name in enumerate(self.classes) if i not in set(self.train.y.tolist())]
         notes = (
             (unused, f"{unused} recordings are in no part of this split"),
-            (untrained, f"no training windows for {', '.join(untrained)}"),
+            (untrained, f"no training windows for {len(untrained)} classes: {_first(untrained)}"),
             (self.stretched, f"{self.stretched} recordings shorter than a window, resampled to one"),
             (self.outside, f"{self.outside:.1%} of the samples come after the last window of their recording"),
             (self.duplicates, f"{self.duplicates} samples left out for a time stamp that was there before"),
@@ -181,6 +181,10 @@ def _describe(recordings: Sequence[Recording], part: str, windows: WindowSet, cl
         f"{len(chosen):>6} recordings {len(windows):>7} windows {len(set(windows.y.tolist())):>4} of {classes} classes"
     )
     return f"{text} {len(subjects):>4} subjects" if subjects else text
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:SHOWN], f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else names)
 
 
 def _name(lost: Sequence[Lost]) -> list[str]:

@@ -23,6 +23,7 @@ from .recordings import (
     Recording,
     Signal,
     Source,
+    count_at,
     interpolate,
     numbers,
     read_columns,
@@ -66,7 +67,7 @@ def merge(signals: list[Signal]) -> Signal:
     start, end = max(clock[0] for clock in clocks), min(clock[-1] for clock in clocks)
     if end - start < 1 / FINEST:
         raise DamagedFileError(f"has sensors that share no time: one begins {start - end:.6g} s after another ends")
-    at = np.arange(int((end - start) * FINEST + 1e-6) + 1) / FINEST
+    at = np.arange(count_at(end - start, FINEST)) / FINEST
     samples = [interpolate(one.samples, clock - start, at) for one, clock in zip(signals, clocks, strict=True)]
     channels = tuple(channel for one in signals for channel in one.channels)
     return Signal(np.concatenate(samples, axis=1), at, channels, sum(one.duplicates for one in signals))

@@ -187,7 +187,7 @@ def signal(samples: np.ndarray, times: np.ndarray | None, channels: Channels) ->
         duplicates = len(samples) - len(first)
         samples = samples[first]
     if len(samples) < 2:
-        raise DamagedFileError(f"has {len(samples)} sample at a time of its own; it takes 2 or more")
+        raise DamagedFileError(f"has {len(samples)} sample, with repeated times counted once; it takes 2 or more")
     return Signal(samples.astype(np.float32), times, channels, duplicates)
 
 
@@ -241,8 +241,13 @@ def _check_names(names: Channels, wanted: Channels, clocks: list[int]) -> None:
 
 
 def own_rate(times: np.ndarray) -> float:
-    """Samples a second, by the middle one of the steps in time."""
-    return float(f"{1 / np.median(np.diff(times)):.6g}")
+    """Samples a second, by the middle one of the steps in time, to four digits: dates are exact to 0.2 us only."""
+    return float(f"{1 / np.median(np.diff(times)):.4g}")
+
+
+def count_at(duration: float, rate: float) -> int:
+    """Samples from the first to the last instant; a thousandth of a step may be missing to the last."""
+    return int(duration * rate + 1e-3) + 1
 
 
 def even(recorded: Signal, rate: float | None = None) -> np.ndarray:
@@ -255,7 +260,7 @@ def even(recorded: Signal, rate: float | None = None) -> np.ndarray:
         return recorded.samples
     times = recorded.times - recorded.times[0]
     rate = own_rate(times) if rate is None else rate
-    count = int(times[-1] * rate + 1e-6) + 1
+    count = count_at(times[-1], rate)
     if count > MOST_GROWTH * len(times):
         raise DamagedFileError(
             f"has {len(times)} time stamps over {times[-1]:.6g} s, which is {count} samples at {rate:g} Hz; "

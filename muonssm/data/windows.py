@@ -16,7 +16,7 @@ from .recordings import interpolate
 MODES = ("windows", "clips")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WindowSet:
     """The windows of one split.
 

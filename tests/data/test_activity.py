@@ -179,6 +179,16 @@ def test_recordings_at_different_rates_come_to_the_usual_one(tmp_path):
     assert data.outside == pytest.approx((16 * ((80 - 32) % 16) + 4 * ((81 - 32) % 16)) / (16 * 80 + 4 * 81))
 
 
+def test_the_usual_rate_is_that_of_training_even_if_most_recordings_are_not(tmp_path):
+    rows = trees.folder(tmp_path)
+    parts = ["train" if i < 4 else "validation" if i < 8 else "test" for i in range(20)]
+    for row in rows[4:]:
+        text = trees.table(trees.timed(trees.waves(80, 2, rate=20), 20), "time,ax,ay")
+        trees.write(tmp_path / row.split(",")[0], text)
+    trees.index(tmp_path, [f"{row},{part}" for row, part in zip(rows, parts, strict=True)], "path,label,subject,split")
+    assert made(tmp_path, split="given").rate == 50
+
+
 def test_duplicates_and_short_recordings_are_counted(tmp_path):
     trees.folder(tmp_path)
     path = tmp_path / "s0-run-0.csv"

@@ -20,6 +20,11 @@ def test_windows_of_512_overlap_by_half():
     assert leftover(1300, 512, 0.5) == 20
 
 
+@pytest.mark.parametrize(("overlap", "hop"), [(0.0, 512), (0.25, 384), (0.5, 256), (0.75, 128), (0.999, 1)])
+def test_the_hop_is_what_the_next_window_does_not_share(overlap, hop):
+    assert hop_of(512, overlap) == hop
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 90), st.integers(2, 30), st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.99]))
 def test_windows_are_pieces_of_the_recording(samples, length, overlap):

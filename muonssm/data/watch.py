@@ -15,9 +15,10 @@ from .recordings import Channels, Listing, Recording, Signal, Source, read_csv, 
 
 CHANNELS = ("ax", "ay", "az", "wx", "wy", "wz")
 RATE = 50.0
-# Two by two the subjects moved at one tempo (their recordings are of the same lengths, to a few per cent, and correlate
-# more than others do), so the two of a pair stay in one part: a split through a pair would test on a known rhythm.
-# 3 and 4 are twice as fast as the rest; they come third, and so into neither test nor validation of fold 0.
+# Four pairs of subjects seem to have moved at one tempo: their recordings of an exercise differ in length by 2 to 4 per
+# cent (median), any other two subjects' by 5 or more. A pair stays in one part, as a split through it would test on a
+# known rhythm. 1 and 2 are those left over. The recordings of 3 and 4 are much shorter than the rest; they come third,
+# and so into neither test nor validation of fold 0.
 PAIRS = (("1", "2"), ("5", "6"), ("3", "4"), ("7", "10"), ("8", "9"))
 
 

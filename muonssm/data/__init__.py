@@ -1,0 +1,1 @@
+"""Data sets and generators, one file per source."""

@@ -25,17 +25,18 @@ class MixerState(NamedTuple):
 
     def to(self, *arguments: Any) -> MixerState:
         """On another device, or in another dtype, as `Tensor.to`."""
-        return self._map(lambda x: x.to(*arguments))
+        return self.map(lambda x: x.to(*arguments))
 
     def detach(self) -> MixerState:
         """The same values, cut from the graph (truncated back-propagation)."""
-        return self._map(Tensor.detach)
+        return self.map(Tensor.detach)
 
     def reorder(self, index: Tensor) -> MixerState:
         """The states of the sequences `index`, in that order; an index may repeat (beam search)."""
-        return self._map(lambda x: x.index_select(0, index.to(x.device)))
+        return self.map(lambda x: x.index_select(0, index.to(x.device)))
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> MixerState:
+    def map(self, function: Callable[[Tensor], Tensor]) -> MixerState:
+        """The same with `function` of every tensor."""
         return MixerState(function(self.conv), MemoryState(function(self.memory.S), function(self.memory.M)))
 
 

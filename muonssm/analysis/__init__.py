@@ -1,0 +1,1 @@
+"""Analysis: what runs show, as tables, pictures and pages. Nothing imports it but the command line."""

@@ -1,0 +1,148 @@
+"""report.html of a comparison: the table, curves and confusion matrices, in one page without outside files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..tasks.activity import METRICS
+from ..training.compare import KINDS, Interval
+from ..training.folder import RunFolder
+from . import svg
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6575; --line: #d9dee6; --page: #ffffff; --card: #f6f7f9;
+  --c0: #8a94a6; --c1: #c2410c; --right: #15803d; --wrong: #b91c1c; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #9aa4b5; --line: #323a48; --page: #14181f;
+  --card: #1c222c; --c0: #8f9bb0; --c1: #fb923c; --right: #4ade80; --wrong: #f87171; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1020px; padding: 28px 18px 60px; background: var(--page); color: var(--ink);
+  font: 15px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.55rem; margin: 0 0 4px; } h2 { font-size: 1.12rem; margin: 34px 0 8px; }
+p { margin: 6px 0; max-width: 46rem; } .soft { color: var(--soft); }
+.row { display: flex; flex-wrap: wrap; gap: 16px; } .row > figure { flex: 1 1 380px; }
+figure { margin: 0; padding: 14px; background: var(--card); border-radius: 10px; min-width: 0; }
+figcaption { font-weight: 600; margin-bottom: 6px; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: 5px 14px 5px 0; text-align: right;
+  border-bottom: 1px solid var(--line); white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
+th { color: var(--soft); font-weight: 600; } tr.muon td { font-weight: 600; }
+svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
+.grid { stroke: var(--line); stroke-width: 1; } .curve { fill: none; stroke-width: 1.8; } .c0 { stroke: var(--c0); }
+.c1 { stroke: var(--c1); } .right { fill: var(--right); stroke: var(--line); } .wrong { fill: var(--wrong);
+  stroke: var(--line); } svg text.count { fill: var(--ink); } svg text.on { fill: var(--page); font-weight: 600; }
+.key { display: inline-block; width: 22px; height: 3px; border-radius: 2px; vertical-align: middle; margin: 0 6px 0 14px; }
+details { margin-top: 10px; } pre { overflow-x: auto; background: var(--card); padding: 12px; border-radius: 10px;
+  font-size: 12.5px; }
+@media print { body { max-width: none; } figure { break-inside: avoid; border: 1px solid var(--line); } }
+"""
+
+
+def write_report(output: str | Path) -> Path:
+    """The page of the comparison in the folder `output`, beside its comparison.json."""
+    folder = RunFolder(output)
+    result = folder.read("comparison.json")
+    path = folder.path / "report.html"
+    part = path.with_name(path.name + ".part")
+    part.write_text(page(folder.path, result))
+    part.replace(path)
+    return path
+
+
+def page(place: Path, result: dict[str, Any]) -> str:
+    """The HTML."""
+    recipe, trials = result["settings"]["recipe"], result["trials"]
+    facts = RunFolder(place / trials[0]["folder"]).read("facts.json")
+    backbone, source = recipe["model"]["backbone"], recipe["data"]["source"]
+    title = f"{backbone}, plain against Muon, on {source}"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{_setup(result)}</p>',
+        f"<h2>Scores on the test part</h2><p>{_verdict(result)}</p>{_table(result)}",
+        _curves(place, trials),
+        _matrices(trials, facts["classes"]),
+        "<h2>What was run</h2>",
+        "<p>Both sides of a pair start from the same weights where shapes agree, see the same batches in the same order, "
+        "and may train for the same number of epochs. The epoch with the best validation accuracy is kept, and the test "
+        "part is scored once with it.</p>",
+        f"<details><summary>Data</summary><pre>{escape(facts['summary'])}</pre></details>",
+        f"<details><summary>Settings</summary><pre>{escape(json.dumps(recipe, indent=1))}</pre></details>",
+        f"<details><summary>Versions</summary><pre>{escape(_versions(place, trials))}</pre></details>",
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{"".join(body)}</body></html>\n'
+    )
+
+
+def _setup(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    training = settings["recipe"]["training"]
+    return escape(
+        f"{settings['seeds']} seed(s), {settings['folds']} fold(s), at most {training['epochs']} epochs of batches of "
+        f"{training['batch_size']}; recipe {settings['recipe']['name']}"
+    )
+
+
+def _verdict(result: dict[str, Any]) -> str:
+    interval = Interval(**result["differences"]["muon"]["accuracy"])
+    text = f"Muon minus plain, accuracy: <strong>{interval.mean:+.2f}</strong> percentage points"
+    if interval.low is None or interval.high is None:
+        return f"{text}, from one pair of runs: too few to say whether it is more than chance. More <code>--seeds</code> tell."
+    clear = interval.low > 0 or interval.high < 0
+    word = "does not contain zero" if clear else "contains zero: no clear difference"
+    return (
+        f"{text}, 95% interval [{interval.low:+.2f}, {interval.high:+.2f}] over {interval.pairs} pairs, which {word}."
+    )
+
+
+def _table(result: dict[str, Any]) -> str:
+    rows = []
+    for kind, scores in result["kinds"].items():
+        cells = "".join(f"<td>{_cell(scores[name])}</td>" for name in METRICS)
+        rows.append(f'<tr class="{escape(kind)}"><td>{escape(kind)}</td>{cells}</tr>')
+    for kind, scores in result["paper"].items():
+        cells = "".join(f"<td>{scores[name]:.2f}</td>" for name in METRICS)
+        rows.append(f'<tr class="soft"><td>paper, {escape(kind)}</td>{cells}</tr>')
+    head = "".join(f"<th>{name}, %</th>" for name in METRICS)
+    return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _cell(score: dict[str, Any]) -> str:
+    return f"{score['mean']:.2f}" + ("" if score["deviation"] is None else f" ± {score['deviation']:.2f}")
+
+
+def _curves(place: Path, trials: Sequence[dict[str, Any]]) -> str:
+    wanted = {
+        "loss": "training loss",
+        "validation_loss": "validation loss",
+        "validation_accuracy": "validation accuracy, %",
+    }
+    figures = []
+    for key, label in wanted.items():
+        curves: dict[str, list] = {kind: [] for kind in KINDS}
+        for trial in trials:
+            if trial["kind"] in curves:
+                history = RunFolder(place / trial["folder"]).read("history.json")
+                curves[trial["kind"]].append([(row["epoch"], row[key]) for row in history if key in row])
+        figures.append(f"<figure><figcaption>{label}</figcaption>{svg.lines(curves, 'epoch', label)}</figure>")
+    keys = "".join(f'<span class="key" style="background:var(--c{i})"></span>{kind}' for i, kind in enumerate(KINDS))
+    return f'<h2>Learning curves <span class="soft">{keys}</span></h2><div class="row">{"".join(figures)}</div>'
+
+
+def _matrices(trials: Sequence[dict[str, Any]], classes: Sequence[str]) -> str:
+    figures = []
+    for kind in dict.fromkeys(trial["kind"] for trial in trials):
+        matrices = [trial["scores"]["confusion"] for trial in trials if trial["kind"] == kind]
+        total = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
+        picture = svg.confusion(total, classes)
+        figures.append(f'<figure><figcaption>{escape(kind)}</figcaption><div class="wide">{picture}</div></figure>')
+    text = "Windows of the test part by true class (rows) and found class (columns), all runs of a kind together."
+    return f'<h2>Confusion</h2><p class="soft">{text}</p><div class="row">{"".join(figures)}</div>'
+
+
+def _versions(place: Path, trials: Sequence[dict[str, Any]]) -> str:
+    first = next(trial for trial in trials if trial["kind"] in KINDS)
+    return json.dumps(RunFolder(place / first["folder"]).read("versions.json"), indent=1)

@@ -1,0 +1,1 @@
+"""Models: layers stacked into something a user trains."""

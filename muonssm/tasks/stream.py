@@ -1,0 +1,58 @@
+"""Recognition while samples come in: constant memory, and the same answers as from whole windows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data.windows import hop_of
+from ..models.activity import ActivityClassifier, ActivityState
+
+
+class Recognised(NamedTuple):
+    """What a window that just ended shows: its last sample's number, and a probability for every class."""
+
+    end: int
+    probabilities: Tensor
+
+
+class ActivityStream:
+    """Feeds a trained model sample by sample.
+
+    Windows overlap, and each is read from its own start: so many of them are open at a time as begin within one, and
+    they go through the model together, as a batch.
+    """
+
+    def __init__(self, model: ActivityClassifier, length: int, overlap: float) -> None:
+        if model.sizes.bidirectional:
+            raise ValueError("the model is bidirectional; only one that looks back alone can read a stream")
+        self.model = model.eval()
+        self.length, self.hop = length, hop_of(length, overlap)
+        self.open = -(-length // self.hop)
+        self.state: ActivityState | None = None
+        self.sums = torch.zeros(self.open, model.sizes.d_model)
+        self.count = 0
+
+    @torch.inference_mode()
+    def feed(self, sample: Tensor) -> Recognised | None:
+        """Takes one standardised sample `[C]`; answers when a window ends with it."""
+        if self.count % self.hop == 0:
+            self._begin(self.count // self.hop % self.open)
+        h, self.state = self.model.encode(sample.expand(self.open, 1, -1), self.state)
+        self.sums += h[:, 0]
+        self.count += 1
+        over, rest = divmod(self.count - self.length, self.hop)
+        if over < 0 or rest:
+            return None
+        logits = self.model.head(self.sums[over % self.open] / self.length)
+        return Recognised(self.count - 1, logits.softmax(dim=0))
+
+    def _begin(self, row: int) -> None:
+        """A window starts in `row`: whatever was there is forgotten."""
+        keep = torch.ones(self.open)
+        keep[row] = 0
+        self.sums *= keep[:, None]
+        if self.state is not None:
+            self.state = self.state.map(lambda x: x * keep.view(-1, *(1,) * (x.ndim - 1)))

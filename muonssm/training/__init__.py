@@ -1,0 +1,1 @@
+"""Training: recipes, the trainer set-up, run folders and comparisons."""

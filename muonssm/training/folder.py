@@ -1,0 +1,116 @@
+"""A run's folder: what is in it, written so that a killed run leaves whole files or none.
+
+recipe.json         everything that was set
+versions.json       what it ran with
+facts.json          classes, channels and statistics of the data
+history.json        loss and scores of every epoch
+metrics.json        scores of the best epoch on validation data, and of the test part, scored once; its being
+                    there means that the run is over
+model.safetensors   the weights of the best epoch; last.safetensors those of the last
+checkpoints/        to resume from
+tensorboard/        the same curves
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..version import __version__
+from .recipe import Recipe
+
+PACKAGES = ("torch", "transformers", "accelerate", "numpy", "scikit-learn", "safetensors")
+
+
+class RunFolder:
+    """Reading and writing of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "metrics.json").is_file()
+
+    def begin(self, recipe: Recipe, resume: bool) -> None:
+        """Makes the folder, or takes up the one that is there, if it is of the same recipe."""
+        self.begin_as("recipe.json", recipe.to_dict(), resume)
+        versions = {name: metadata.version(name) for name in PACKAGES}
+        self.write("versions.json", {"muonssm": __version__, "threads": torch.get_num_threads(), **versions})
+
+    def begin_as(self, name: str, settings: Any, resume: bool) -> None:
+        """Makes the folder with its settings in the file `name`, or takes up one that has the same."""
+        if not (self.path / name).is_file():
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write(name, settings)
+            return
+        if not resume:
+            raise ValueError(f"{self.path} has a run already; --resume takes it up, --output names another folder")
+        if self.read(name) != json.loads(json.dumps(settings)):
+            raise ValueError(f"{self.path} has a run of other settings; --output may name another folder")
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is whole: the trainer writes its state last."""
+        found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        for path in reversed(found):
+            try:
+                json.loads((path / "trainer_state.json").read_text())
+            except (OSError, ValueError):
+                continue
+            return path
+        return None
+
+    def write(self, name: str, content: Any) -> None:
+        """A JSON file, all of it or nothing."""
+        with _atomic(self.path / name) as part:
+            part.write_text(json.dumps(content, indent=1))
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the run."""
+        path = self.path / name
+        if not path.is_file():
+            raise ValueError(f"RUN is {str(self.path)!r}, which has no {name}; it may be the folder of a finished run")
+        return json.loads(path.read_text())
+
+    def save_weights(self, name: str, weights: dict[str, Tensor]) -> None:
+        """A safetensors file, all of it or nothing."""
+        from safetensors.torch import save_file
+
+        with _atomic(self.path / name) as part:
+            save_file({key: tensor.contiguous() for key, tensor in weights.items()}, part)
+
+    def load_model(self) -> tuple[Recipe, dict[str, Any], nn.Module]:
+        """The recipe, the facts of its data, and the trained model."""
+        from safetensors.torch import load_file
+
+        recipe, facts = Recipe.from_dict(self.read("recipe.json")), self.read("facts.json")
+        model = recipe.task.build_model(facts)
+        model.load_state_dict(load_file(self.path / "model.safetensors"))
+        return recipe, facts, model.eval()
+
+
+class _atomic:  # noqa: N801  reads as a statement
+    """`with _atomic(path) as part`: what is written to `part` becomes `path` at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.part = path, path.with_name(path.name + ".part")
+
+    def __enter__(self) -> Path:
+        return self.part
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            with open(self.part, "rb") as file:
+                os.fsync(file.fileno())
+            self.part.replace(self.path)

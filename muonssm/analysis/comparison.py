@@ -24,20 +24,33 @@ body { margin: 0 auto; max-width: 1020px; padding: 28px 18px 60px; background: v
 h1 { font-size: 1.55rem; margin: 0 0 4px; } h2 { font-size: 1.12rem; margin: 34px 0 8px; }
 p { margin: 6px 0; max-width: 46rem; } .soft { color: var(--soft); }
 .row { display: flex; flex-wrap: wrap; gap: 16px; } .row > figure { flex: 1 1 380px; }
+.row.three > figure { flex: 1 1 280px; }
 figure { margin: 0; padding: 14px; background: var(--card); border-radius: 10px; min-width: 0; }
 figcaption { font-weight: 600; margin-bottom: 6px; } .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: 5px 14px 5px 0; text-align: right;
-  border-bottom: 1px solid var(--line); white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
-th { color: var(--soft); font-weight: 600; } tr.muon td { font-weight: 600; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: 5px 14px 5px 0;
+  text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 600; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 .grid { stroke: var(--line); stroke-width: 1; } .curve { fill: none; stroke-width: 1.8; } .c0 { stroke: var(--c0); }
 .c1 { stroke: var(--c1); } .right { fill: var(--right); stroke: var(--line); } .wrong { fill: var(--wrong);
   stroke: var(--line); } svg text.count { fill: var(--ink); } svg text.on { fill: var(--page); font-weight: 600; }
-.key { display: inline-block; width: 22px; height: 3px; border-radius: 2px; vertical-align: middle; margin: 0 6px 0 14px; }
+.key { display: inline-block; width: 22px; height: 3px; border-radius: 2px; vertical-align: middle;
+  margin: 0 6px 0 14px; }
 details { margin-top: 10px; } pre { overflow-x: auto; background: var(--card); padding: 12px; border-radius: 10px;
   font-size: 12.5px; }
 @media print { body { max-width: none; } figure { break-inside: avoid; border: 1px solid var(--line); } }
 """
+
+FAIRNESS = (
+    "Both sides of a pair start from the same weights where shapes agree, see the same batches in the same order, and "
+    "may train for the same number of epochs. The epoch with the best validation accuracy is kept, and the test part "
+    "is scored once with it."
+)
+CURVES = {
+    "loss": "training loss",
+    "validation_loss": "validation loss",
+    "validation_accuracy": "validation accuracy, %",
+}
 
 
 def write_report(output: str | Path) -> Path:
@@ -64,9 +77,7 @@ def page(place: Path, result: dict[str, Any]) -> str:
         _curves(place, trials),
         _matrices(trials, facts["classes"]),
         "<h2>What was run</h2>",
-        "<p>Both sides of a pair start from the same weights where shapes agree, see the same batches in the same order, "
-        "and may train for the same number of epochs. The epoch with the best validation accuracy is kept, and the test "
-        "part is scored once with it.</p>",
+        f"<p>{FAIRNESS}</p>",
         f"<details><summary>Data</summary><pre>{escape(facts['summary'])}</pre></details>",
         f"<details><summary>Settings</summary><pre>{escape(json.dumps(recipe, indent=1))}</pre></details>",
         f"<details><summary>Versions</summary><pre>{escape(_versions(place, trials))}</pre></details>",
@@ -90,7 +101,7 @@ def _verdict(result: dict[str, Any]) -> str:
     interval = Interval(**result["differences"]["muon"]["accuracy"])
     text = f"Muon minus plain, accuracy: <strong>{interval.mean:+.2f}</strong> percentage points"
     if interval.low is None or interval.high is None:
-        return f"{text}, from one pair of runs: too few to say whether it is more than chance. More <code>--seeds</code> tell."
+        return f"{text}, from one pair of runs: too few to tell it from chance (more: <code>--seeds</code>)."
     clear = interval.low > 0 or interval.high < 0
     word = "does not contain zero" if clear else "contains zero: no clear difference"
     return (
@@ -102,11 +113,11 @@ def _table(result: dict[str, Any]) -> str:
     rows = []
     for kind, scores in result["kinds"].items():
         cells = "".join(f"<td>{_cell(scores[name])}</td>" for name in METRICS)
-        rows.append(f'<tr class="{escape(kind)}"><td>{escape(kind)}</td>{cells}</tr>')
+        rows.append(f"<tr><td>{escape(kind)}</td>{cells}</tr>")
     for kind, scores in result["paper"].items():
         cells = "".join(f"<td>{scores[name]:.2f}</td>" for name in METRICS)
         rows.append(f'<tr class="soft"><td>paper, {escape(kind)}</td>{cells}</tr>')
-    head = "".join(f"<th>{name}, %</th>" for name in METRICS)
+    head = "".join(f"<th>{name.replace('f1', 'F1')}, %</th>" for name in METRICS)
     return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
 
 
@@ -115,13 +126,8 @@ def _cell(score: dict[str, Any]) -> str:
 
 
 def _curves(place: Path, trials: Sequence[dict[str, Any]]) -> str:
-    wanted = {
-        "loss": "training loss",
-        "validation_loss": "validation loss",
-        "validation_accuracy": "validation accuracy, %",
-    }
     figures = []
-    for key, label in wanted.items():
+    for key, label in CURVES.items():
         curves: dict[str, list] = {kind: [] for kind in KINDS}
         for trial in trials:
             if trial["kind"] in curves:
@@ -129,7 +135,7 @@ def _curves(place: Path, trials: Sequence[dict[str, Any]]) -> str:
                 curves[trial["kind"]].append([(row["epoch"], row[key]) for row in history if key in row])
         figures.append(f"<figure><figcaption>{label}</figcaption>{svg.lines(curves, 'epoch', label)}</figure>")
     keys = "".join(f'<span class="key" style="background:var(--c{i})"></span>{kind}' for i, kind in enumerate(KINDS))
-    return f'<h2>Learning curves <span class="soft">{keys}</span></h2><div class="row">{"".join(figures)}</div>'
+    return f'<h2>Learning curves <span class="soft">{keys}</span></h2><div class="row three">{"".join(figures)}</div>'
 
 
 def _matrices(trials: Sequence[dict[str, Any]], classes: Sequence[str]) -> str:

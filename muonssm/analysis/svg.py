@@ -10,7 +10,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def lines(curves: Mapping[str, Sequence[Points]], x_label: str, y_label: str) -> str:
-    """Curves by name, each name in one colour; a name may have several (seeds, folds), drawn thin."""
+    """Curves by name, each name in one colour; a name may have several (seeds, folds). x counts whole things."""
     points = [point for group in curves.values() for curve in group for point in curve]
     xs, ys = ([point[i] for point in points] for i in (0, 1))
     x_low, x_high, y_low, y_high = min(xs), max(xs), *_padded(min(ys), max(ys))
@@ -34,7 +34,7 @@ def _axes(x_low: float, x_high: float, y_low: float, y_high: float, place, x_lab
         (x0, at), (x1, _) = place(x_low, y), place(x_high, y)
         parts.append(f'<line class="grid" x1="{x0:.1f}" x2="{x1:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text x="{x0 - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in _ticks(x_low, x_high):
+    for x in _ticks(x_low, x_high, least=1.0):
         at, bottom = place(x, y_low)
         parts.append(f'<text x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{x:g}</text>')
     middle = (LEFT + WIDTH - 10) / 2
@@ -73,7 +73,8 @@ def confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
-    head = f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" aria-label="{escape(label)}">'
+    size = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px"'
+    head = f'<svg {size} role="img" aria-label="{escape(label)}">'
     return head + "".join(parts) + "</svg>"
 
 
@@ -82,8 +83,8 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return (low - room if low < 0 or low > room else 0.0), high + room
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers from low to high."""
+def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
+    """About five round numbers from low to high, `least` apart at least."""
     span = high - low or 1.0
     power = 10.0
     while power > span:
@@ -91,5 +92,6 @@ def _ticks(low: float, high: float) -> list[float]:
     while power * 10 <= span:
         power *= 10
     step = next((factor * power for factor in (0.2, 0.5, 1.0, 2.0) if span / (factor * power) <= 6), 5 * power)
+    step = max(step, least)
     first = -(-low // step)
     return [round(step * (first + i), 10) for i in range(int((high - first * step) / step + 1e-9) + 1)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon, muon_memory, muon_selective_scan
 from ..ops.rows import compute_dtype
-from .mixer import Call, check_size
+from .mixer import Call, head_dim_of
 from .momentum import Momentum
 from .shell import Shell
 
@@ -55,9 +55,7 @@ class LongHorn(Shell):
             raise ValueError(f"form is {form!r}; it may be one of {FORMS}")
         super().__init__(d_model, d_state, expand, dt_rank, conv_size, False, bidirectional)
         self.form = form
-        if head_dim is None:
-            head_dim = max(size for size in range(1, 65) if self.d_inner % size == 0)
-        self.head_dim = check_size("head_dim", head_dim, divides=("expand * d_model", self.d_inner))
+        self.head_dim = head_dim_of(self.d_inner, head_dim)
         self.heads = self.d_inner // self.head_dim if form == "matrix" else 1
         self.momentum = Momentum(d_model, self.heads, muon, momentum)
         self.dt_head = nn.Linear(self.dt_rank, self.d_inner)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon, muon_memory
 from ..ops.rows import compute_dtype
-from .mixer import Call, Mixer, Projected, check_size
+from .mixer import Call, Mixer, Projected, check_size, head_dim_of
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution, step_size_bias, without_weight_decay
 
@@ -29,7 +29,7 @@ class Mamba2(Mixer):
         d_model: width of x and y.
         d_state: size of keys B and queries C.
         expand: channels are `expand * d_model`.
-        head_dim: channels a head.
+        head_dim: channels a head; by default the largest divisor of the channels up to 64.
         groups: heads share B and C in so many groups.
         conv_size: length of the convolution's filters.
         bias: of the input and output projections.
@@ -43,7 +43,7 @@ class Mamba2(Mixer):
         d_model: int,
         d_state: int = 128,
         expand: float = 2,
-        head_dim: int = 64,
+        head_dim: int | None = None,
         groups: int = 1,
         conv_size: int = 4,
         bias: bool = False,
@@ -54,8 +54,8 @@ class Mamba2(Mixer):
         super().__init__(check_size("d_model", d_model), bidirectional)
         self.d_state = check_size("d_state", d_state)
         self.d_inner = check_size("expand * d_model", round(expand * d_model))
-        self.head_dim = check_size("head_dim", head_dim, divides=("expand * d_model", self.d_inner))
-        self.heads = self.d_inner // head_dim
+        self.head_dim = head_dim_of(self.d_inner, head_dim)
+        self.heads = self.d_inner // self.head_dim
         self.groups = check_size("groups", groups, divides=("heads", self.heads))
         self.dt_limit = (0.0, math.inf)
         self.momentum = Momentum(d_model, self.heads, muon, momentum)

@@ -142,3 +142,10 @@ def check_size(name: str, value: int, divides: tuple[str, int] | None = None) ->
     if divides is not None and divides[1] % value:
         raise ValueError(f"{name} is {value}; it may be a divisor of {divides[0]} = {divides[1]}")
     return value
+
+
+def head_dim_of(channels: int, given: int | None) -> int:
+    """Channels of a head: as given, or the largest divisor of all up to 64."""
+    if given is None:
+        return max(size for size in range(1, 65) if channels % size == 0)
+    return check_size("head_dim", given, divides=("expand * d_model", channels))

@@ -63,16 +63,16 @@ class ActivityModelConfig:
     def dims(self) -> dict[str, Any]:
         """The arguments of the mixer. Every backbone gets keys of `d_state` and `expand * d_model` values in all."""
         heads = max(1, self.d_model // self.d_state)
-        delta = {"num_heads": heads, "head_k_dim": self.d_state}
-        shell = {"d_state": self.d_state, "expand": self.expand}
-        own: dict[str, Any] = {
+        delta: dict[str, Any] = {"num_heads": heads, "head_k_dim": self.d_state}
+        shell: dict[str, Any] = {"d_state": self.d_state, "expand": self.expand}
+        own: dict[str, dict[str, Any]] = {
             "mamba": shell,
             "mamba2": shell,
             "longhorn": {**shell, "form": self.form},
             "deltanet": {**delta, "head_v_dim": self.d_model // heads},
             "gated_deltanet": {**delta, "head_v_dim": self.expand * self.d_model // heads},
-        }[self.backbone]
-        return {**own, "momentum": self.momentum, "bidirectional": self.bidirectional}
+        }
+        return {**own[self.backbone], "momentum": self.momentum, "bidirectional": self.bidirectional}
 
 
 class ActivityState(NamedTuple):

@@ -46,7 +46,7 @@ def predict(model: ActivityClassifier, config: ActivityConfig, facts: dict[str, 
 def stream(
     model: ActivityClassifier, config: ActivityConfig, facts: dict[str, Any], rows: Iterator[Sequence[float]]
 ) -> Iterator[Found]:
-    """Windows as they end, from rows of one number a channel at the rate of the training data; memory stays constant."""
+    """Windows as they end, from rows of one number a channel, at the rate of the training data; in constant memory."""
     if config.mode != "windows":
         raise ValueError("the run was trained on whole clips (data.mode = 'clips'); only one on windows can stream")
     running = ActivityStream(model, config.length, config.overlap)

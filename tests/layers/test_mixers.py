@@ -180,7 +180,7 @@ def test_bad_arguments_say_what_is_wrong():
         (lambda: Mamba(0), ValueError, "d_model is 0; it may be an integer >= 1"),
         (lambda: Mamba(16, d_state=2.0), ValueError, "d_state is 2.0; it may be an integer >= 1"),
         (
-            lambda: build_mixer("mamba2", 20),
+            lambda: build_mixer("mamba2", 20, head_dim=64),
             ValueError,
             r"head_dim is 64; it may be a divisor of expand \* d_model = 40",
         ),

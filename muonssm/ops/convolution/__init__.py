@@ -55,6 +55,8 @@ def causal_convolution(
     elif tuple(tail.shape) != (sequences, K - 1, channels):
         raise ValueError(f"tail has shape {list(tail.shape)}; it may be {[sequences, K - 1, channels]}")
     tail = tail.to(x.dtype)
+    if x.shape[1] == 1 and cu_seqlens is None and x.dtype == weight.dtype in (torch.float32, torch.float64):
+        return Convolved(*shifts.step(x, weight, bias, tail, activation))
     with full_precision(x.device):
         if _has_kernel(x, weight):
             from .native import convolve

@@ -26,6 +26,15 @@ def convolve(
     return F.silu(y) if activation == "silu" else y
 
 
+def step(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, activation: str | None) -> tuple[Tensor, Tensor]:
+    """y and the new tail for one step x `[B, 1, C]`: few operations, as decoding wants them."""
+    row = torch.cat([tail, x], dim=1)
+    y = (row * weight[:, 0].T).sum(dim=1, keepdim=True)
+    if bias is not None:
+        y = y + bias
+    return F.silu(y) if activation == "silu" else y, row[:, 1:]
+
+
 def last_rows(x: Tensor, tail: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """The last K - 1 rows of every sequence with its tail in front: the tail of what continues it."""
     before, L = tail.shape[1], x.shape[1]

@@ -1,0 +1,44 @@
+"""A small folder of recordings that models can learn from, for tests of training and what comes after it."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+CHANNELS = ("acc_x", "acc_y", "acc_z")
+CLASSES = ("slow", "fast", "still")
+
+
+def write_recordings(root, subjects=5, length=150):
+    """`subjects` people who do each of three things twice; 50 Hz, three channels, noise of their own."""
+    root.mkdir()
+    random = np.random.default_rng(0)
+    with open(root / "index.csv", "w", newline="") as file:
+        index = csv.writer(file)
+        index.writerow(["path", "label", "subject"])
+        for subject in range(subjects):
+            for label, rate in zip(CLASSES, (0.05, 0.2, 0.0), strict=True):
+                for take in range(2):
+                    name = f"{subject}-{label}-{take}.csv"
+                    phase = random.uniform(0, 6) + rate * np.arange(length)[:, None] + np.arange(3)
+                    samples = np.sin(phase) * (rate > 0) + 0.3 * random.standard_normal((length, 3))
+                    np.savetxt(root / name, samples, delimiter=",", header=",".join(CHANNELS), comments="", fmt="%.5f")
+                    index.writerow([name, label, subject])
+    return root
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory):
+    """The folder, written once."""
+    return write_recordings(tmp_path_factory.mktemp("data") / "recordings")
+
+
+@pytest.fixture(scope="session")
+def changes(recordings):
+    """What makes the recipe `folder` small enough for a test."""
+    return [
+        f"data.root={recordings}", "data.split=subject", "data.length=48", "model.d_model=16", "model.d_state=8",
+        "training.epochs=4", "training.batch_size=8", "training.learning_rate=0.01",
+    ]  # fmt: skip

@@ -1,0 +1,54 @@
+"""`predict` and `stream` on files and pipes, through the command line."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from muonssm.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, changes):
+    output = tmp_path_factory.mktemp("runs") / "run"
+    command = ["train", "folder", "--output", str(output)]
+    for change in [*changes, "training.epochs=1"]:
+        command += ["--set", change]
+    assert main(command) == 0
+    return output
+
+
+@pytest.mark.slow
+def test_predict_and_stream_agree(run, recordings, capsys, monkeypatch):
+    file = recordings / "0-fast-0.csv"
+    assert main(["predict", str(run), str(file)]) == 0
+    predicted = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in predicted] == ["0", "24", "48", "72", "96"]
+    assert main(["stream", str(run), str(file)]) == 0
+    streamed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in streamed] == [line.split()[:5] for line in predicted]
+    assert all("us a sample" in line for line in streamed)
+    monkeypatch.setattr("sys.stdin", io.StringIO(file.read_text()))
+    assert main(["stream", str(run), "-"]) == 0
+    piped = capsys.readouterr()
+    assert [line.split()[:5] for line in piped.out.splitlines()] == [line.split()[:5] for line in predicted]
+    assert "left out the first line" in piped.err
+    assert main(["eval", str(run)]) == 0
+    assert "test" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bad_files_and_folders_say_what_is_wrong(run, tmp_path, capsys, monkeypatch):
+    empty = tmp_path / "empty.csv"
+    empty.write_text("")
+    assert main(["predict", str(run), str(empty)]) == 2
+    assert "empty.csv" in capsys.readouterr().err
+    assert main(["predict", str(tmp_path), str(empty)]) == 2
+    assert "has no recipe.json; it may be the folder of a finished run" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("1,2\n"))
+    assert main(["stream", str(run), "-"]) == 2
+    assert "sample 0 has 2 numbers; it may have 3: acc_x, acc_y, acc_z" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("1,2,3\n1,b,3\n"))
+    assert main(["stream", str(run), "-"]) == 2
+    assert "line 2 is '1,b,3'; it may be numbers separated by commas" in capsys.readouterr().err

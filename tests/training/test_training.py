@@ -1,0 +1,162 @@
+"""Runs: what they leave behind, killed and resumed, the same twice; recipes and their errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from muonssm.training.evaluate import evaluate
+from muonssm.training.folder import RunFolder
+from muonssm.training.recipe import PLACE, Recipe
+from muonssm.training.trainer import train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, changes):
+    """An undisturbed run."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    return output, train(Recipe.load("folder", changes), output)
+
+
+def same_weights(one, other):
+    return all(
+        torch.equal(tensor, load_file(other / name)[key])
+        for name in ("model.safetensors", "last.safetensors")
+        for key, tensor in load_file(one / name).items()
+    )
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_leaves_everything_behind(finished):
+    output, metrics = finished
+    assert metrics["test"]["accuracy"] > 60  # of three classes
+    names = {path.name for path in output.iterdir()}
+    files = {"recipe.json", "versions.json", "facts.json", "history.json", "metrics.json"}
+    assert names >= files | {"model.safetensors", "last.safetensors", "checkpoints", "tensorboard"}
+    assert not any(name.endswith(".part") for name in names)
+    history = json.loads((output / "history.json").read_text())
+    assert [row["epoch"] for row in history] == [1, 2, 3, 4]
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert max(row["validation_accuracy"] for row in history) == pytest.approx(metrics["validation"]["accuracy"])
+    assert any((output / "tensorboard").iterdir())
+    again = evaluate(output)
+    for part in ("validation", "test"):
+        assert again[part]["confusion"] == metrics[part]["confusion"]
+
+
+@pytest.mark.slow
+def test_the_same_recipe_gives_the_same_bits(finished, tmp_path, changes):
+    output, metrics = finished
+    assert train(Recipe.load("folder", changes), tmp_path / "again") == metrics
+    assert same_weights(output, tmp_path / "again")
+    other = train(Recipe.load("folder", [*changes, "training.seed=1"]), tmp_path / "other")
+    assert other["test"]["loss"] != metrics["test"]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 2])
+def test_killed_in_mid_epoch_and_resumed_is_the_undisturbed_run(finished, tmp_path, changes, after):
+    """kill -9 while the epoch after checkpoint `after` runs; then the same command with --resume."""
+    output, metrics = finished
+    run = tmp_path / "killed"
+    command = [sys.executable, "-m", "muonssm", "train", "folder", "--output", str(run)]
+    for change in changes:
+        command += ["--set", change]
+    slow = {**os.environ, "MUONSSM_TEST_PAUSE": "0.2", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    code = (
+        "import sys, time, torch; from muonssm.models.activity import ActivityClassifier as C; f = C.forward\n"
+        "def slow(self, x, labels=None): time.sleep(0.1); return f(self, x, labels)\n"
+        "C.forward = slow; from muonssm.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, *command[3:]], env=slow)
+    folder, end = RunFolder(run), time.monotonic() + 120
+    while len(json_steps(folder)) < after and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.35)  # into the next epoch
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not folder.is_over
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "has a run already; --resume takes it up" in refused.stderr
+    subprocess.run([*command, "--resume"], check=True, env=slow)
+    assert folder.read("metrics.json") == json.loads(json.dumps(metrics))
+    assert same_weights(output, run)
+    assert folder.read("history.json") == RunFolder(output).read("history.json")
+
+
+def json_steps(folder):
+    """The checkpoints that are whole."""
+    whole = []
+    for path in folder.checkpoints.glob("checkpoint-*/trainer_state.json"):
+        try:
+            whole.append(json.loads(path.read_text())["global_step"])
+        except ValueError:
+            continue
+    return whole
+
+
+def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.last_checkpoint() is None
+    for step, text in ((9, '{"global_step": 9}'), (18, '{"global_step": 18}'), (100, '{"glob')):
+        (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
+        (folder.checkpoints / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+    (folder.checkpoints / "checkpoint-200").mkdir()
+    assert folder.last_checkpoint().name == "checkpoint-18"
+
+
+def test_every_recipe_of_the_library_is_valid(tmp_path):
+    names = {path.stem for path in PLACE.glob("*.toml")}
+    assert names >= {"watch", "watch-best", "muwiges", "uestc-mmea-cl", "mmact", "folder"}
+    for name in names:
+        place = [] if name.startswith("watch") else [f"data.root={tmp_path}"]
+        recipe = Recipe.load(name, place)
+        assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_the_watch_recipe_is_the_papers():
+    recipe = Recipe.load("watch")
+    t, m, d = recipe.training, recipe.task.model, recipe.task.data
+    assert (t.epochs, t.batch_size, t.learning_rate, t.weight_decay) == (50, 16, 1e-3, 1e-4)
+    assert (t.optimizer, t.clip, t.patience) == ("adam", 1.0, 10)
+    assert (m.d_model, m.d_state, m.expand, m.layers, m.dropout) == (128, 64, 2, 2, 0.1)
+    assert (d.length, d.overlap) == (512, 0.5)
+    assert (recipe.task.muon.gamma, recipe.task.muon.tau) == (0.9, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("wacht", [], "RECIPE is 'wacht'; it may be one of .*watch.*, or a .toml file"),
+        ("watch", ["epochs=3"], "--set is 'epochs=3'; it may be section.key=value"),
+        ("watch", ["train.epochs=3"], "--set has the section 'train'; it may be one of data, model, muon"),
+        ("watch", ["training.epoch=3"], "training has 'epoch'; it may have epochs, batch_size"),
+        ("watch", ["training.epochs=many"], "in training: epochs is 'many'; it may be an integer >= 1"),
+        ("watch", ["muon.gamma=2"], r"in muon: gamma is 2; it may be in \[0, 1\]"),
+        ("watch", ["training.optimizer=sgd"], "optimizer is 'sgd'; it may be one of"),
+        ("watch", ["training.learning_rate=0"], "learning_rate is 0; it may be a number > 0"),
+        ("watch", ["training.warmup=2"], r"warmup is 2; it may be in \[0, 1\]"),
+        ("muwiges", [], "root is None with source 'MuWiGes'; it may be the folder with the data"),
+    ],
+)
+def test_bad_recipes_say_what_is_wrong(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.load(name, changes)
+
+
+def test_files_that_are_no_recipes(tmp_path):
+    (tmp_path / "a.toml").write_text("[data\n")
+    with pytest.raises(ValueError, match="is not TOML"):
+        Recipe.load(str(tmp_path / "a.toml"))
+    (tmp_path / "b.toml").write_text("[optimiser]\nlr = 1\n")
+    with pytest.raises(ValueError, match="the recipe has 'optimiser'; it may have the sections data"):
+        Recipe.load(str(tmp_path / "b.toml"))

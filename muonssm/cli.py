@@ -56,16 +56,18 @@ def _add_bench(commands: Any) -> None:
     bench = _command(commands, "bench", _bench, "bench", "our implementations and their peers side by side")
     bench.add_argument("--output", default="runs/bench", help="folder for what is measured, and a picture")
     bench.add_argument("--mixers", action="store_true", help="whole mixers in place of the operator")
+    bench.add_argument("--training", action="store_true", help="training steps of the activity recipe")
     bench.add_argument("--rounds", type=int, default=15, help="rounds of which the best counts")
     bench.add_argument("--threads", type=int, default=2)
     bench.add_argument("--longest", type=int, default=131072, help="where the sweep over lengths ends")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from .bench import mixers, suite
+    from .bench import mixers, suite, training
 
-    if arguments.mixers:
-        return mixers.run(Path(arguments.output), arguments.rounds, arguments.threads)
+    for asked, module in ((arguments.mixers, mixers), (arguments.training, training)):
+        if asked:
+            return module.run(Path(arguments.output), arguments.rounds, arguments.threads)
     return suite.run(Path(arguments.output), arguments.rounds, arguments.threads, arguments.longest)
 
 

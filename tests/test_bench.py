@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from muonssm.bench import mixers, suite
+from muonssm.bench import mixers, suite, training
 from muonssm.bench.measure import best_seconds, exponent, peak_bytes, repeated
 from muonssm.bench.workloads import Contender, DecodeWorkload, MemoryWorkload, SelectiveWorkload, check
 from muonssm.cli import main
@@ -69,3 +69,16 @@ def test_the_mixers_bench_compares_with_the_real_modules(tmp_path, monkeypatch, 
     layer, call = everyone["plain"]
     with pytest.raises(RuntimeError, match=r"mamba is off by 1.00e-02 .*: no speed is reported"):
         mixers.check("mamba", {**everyone, "plain": (layer, lambda x: 1.01 * call(x))}, torch.randn(1, 20, 256))
+
+
+@pytest.mark.slow
+def test_the_training_bench_has_one_network_three_times(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training, "LENGTH", 64)
+    assert main(["bench", "--training", "--rounds", "1", "--output", str(tmp_path)]) == 0
+    assert "transformers over plain" in capsys.readouterr().out
+    models = training.networks()
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    assert len(set(sizes.values())) == 1
+    models["plain"].head.weight.data *= 1.01
+    with pytest.raises(RuntimeError, match="plain is off by"):
+        training.check(models, torch.randn(2, 20, 6))

@@ -151,7 +151,7 @@ def numbers(cells: np.ndarray, names: Channels) -> np.ndarray:
     try:
         values = cells.astype(np.float64)
     except ValueError:
-        row, column = next(index for index in np.ndindex(*cells.shape) if not _is_number(cells[index]))
+        row, column = next(index for index in np.ndindex(*cells.shape) if not _is_number(str(cells[index])))
         raise DamagedFileError(
             f"has {str(cells[row, column])!r} for a number in row {row + 1} of {names[column]!r}"
         ) from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 from ..data.activity import ActivityConfig
 from ..models.activity import ActivityModelConfig

@@ -80,3 +80,25 @@ def test_bad_comparisons_say_what_is_wrong(tmp_path):
         with pytest.raises(ValueError, match=message):
             compare(recipe, tmp_path / "none", **arguments)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_minirocket_sees_exactly_the_same_windows(tmp_path, changes, monkeypatch):
+    """aeon's classifier on the windows of the run: its arrays are the data's, and its scores stand in the table."""
+    from aeon.classification.convolution_based import MiniRocketClassifier
+
+    seen = {}
+    fit, predict = MiniRocketClassifier.fit, MiniRocketClassifier.predict
+    monkeypatch.setattr(MiniRocketClassifier, "fit", lambda s, X, y: seen.update(fit=(X, y)) or fit(s, X, y))
+    monkeypatch.setattr(MiniRocketClassifier, "predict", lambda s, X: seen.update(test=X) or predict(s, X))
+    recipe = Recipe.load("folder", [*changes, "training.epochs=1"])
+    result = compare(recipe, tmp_path / "run", against="minirocket")
+    data = recipe.task.prepare()
+    assert (seen["fit"][0] == data.train.windows.x.mT.numpy()).all()
+    assert (seen["fit"][1] == data.train.windows.y.numpy()).all()
+    assert (seen["test"] == data.test.windows.x.mT.numpy()).all()
+    assert result["kinds"]["minirocket"]["accuracy"]["mean"] > 60
+    assert "minirocket minus plain" in table(result)
+    seen.clear()
+    assert compare(recipe, tmp_path / "run", against="minirocket", resume=True) == result
+    assert not seen

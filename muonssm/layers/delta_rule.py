@@ -7,6 +7,7 @@ y = out_proj(RMSNorm(S q) * silu(gate))                 a norm of its own for ev
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,17 +67,17 @@ class DeltaRule(Mixer):
         self.norm = RMSNorm(heads.value_dim)
         self.out_proj = nn.Linear(heads.widths[2], d_model, bias=False)
 
+    @abstractmethod
     def log_alpha_and_beta(self, gates: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """The gates of the memory `[B, L, value heads]`, in float32."""
-        raise NotImplementedError(f"{type(self).__name__} must say what its gates are")
 
     def project(self, x: Tensor) -> Projected:
         channels, *others = self.in_proj(x).split([sum(self.heads.widths), *self.others], dim=-1)
         return self.gated(channels, others)
 
+    @abstractmethod
     def gated(self, channels: Tensor, others: list[Tensor]) -> Projected:
         """`others` sorted into gates of the memory and the gate of the output."""
-        raise NotImplementedError(f"{type(self).__name__} must say what its gates are")
 
     def recall(self, channels: Tensor, gates: tuple[Tensor, ...], call: Call) -> tuple[Tensor, MemoryState]:
         heads = self.heads

@@ -6,6 +6,7 @@ A backbone says how x becomes queries, keys, values and gates (`project`, `recal
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Call(NamedTuple):
     impl: str
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """A sequence layer: `y, state = mixer(x, state=None, mask=None, cu_seqlens=None)`.
 
     Attributes:
@@ -62,17 +63,17 @@ class Mixer(nn.Module):
         """Momentum and normalisation; a learned gamma is in `momentum`."""
         return self.momentum.muon
 
+    @abstractmethod
     def project(self, x: Tensor) -> Projected:
         """x `[B, L, d_model]`, step by step, before the convolution."""
-        raise NotImplementedError(f"{type(self).__name__} must say how x is projected")
 
+    @abstractmethod
     def recall(self, channels: Tensor, gates: tuple[Tensor, ...], call: Call) -> tuple[Tensor, MemoryState]:
         """What the memory answers `[B, L, ...]` to the convolved channels and the gates, and its last state."""
-        raise NotImplementedError(f"{type(self).__name__} must say how its memory is written and read")
 
+    @abstractmethod
     def readout(self, y: Tensor, output: Tensor | None) -> Tensor:
         """The answer, gated and projected to `[B, L, d_model]`."""
-        raise NotImplementedError(f"{type(self).__name__} must say how y is read out")
 
     def forward(
         self,

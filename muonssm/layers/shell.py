@@ -7,6 +7,7 @@ y = out_proj((memory(x, dt, k, q) + D x) * silu(z))
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +41,9 @@ class Shell(Mixer):
         self.D = without_weight_decay(nn.Parameter(torch.ones(self.d_inner)))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 
+    @abstractmethod
     def answer(self, x: Tensor, dt: Tensor, k: Tensor, q: Tensor, call: Call) -> tuple[Tensor, MemoryState]:
         """What the memory says to x, `[B, L, d_inner]` both; dt `[B, L, dt_rank]`, k and q `[B, L, d_state]`."""
-        raise NotImplementedError(f"{type(self).__name__} must say how its memory is written and read")
 
     def project(self, x: Tensor) -> Projected:
         channels, z = self.in_proj(x).chunk(2, dim=-1)

@@ -75,7 +75,7 @@ class TransformersCall(Mixer):
 
     def _write(self, cache: Any, state: MixerState) -> None:
         if cache.is_recording_past(self.layer_idx):
-            raise NotImplementedError("assisted generation takes steps back; a recurrent memory cannot, leave it out")
+            raise ValueError("the cache is to take steps back (assisted generation); a recurrent memory cannot")
         size = state.conv.shape[1] + 1
         cache.update_conv_state(state.conv.transpose(1, 2), self.layer_idx, conv_kernel_size=size)
         cache.update_recurrent_state(torch.stack([state.memory.S, state.memory.M], dim=1), self.layer_idx)

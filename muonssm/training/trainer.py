@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
@@ -66,7 +67,6 @@ def _trainer(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder
         warmup_steps=round(config.warmup * steps),
         weight_decay=config.weight_decay,
         max_grad_norm=config.clip,
-        label_smoothing_factor=config.label_smoothing,
         seed=config.seed,
         eval_strategy="epoch",
         save_strategy="epoch",
@@ -123,6 +123,16 @@ class TaskTrainer(Trainer):
         """All scores of the model on one part."""
         prediction: Any = self.predict(dataset)
         return self.recipe.task.score(prediction.predictions, prediction.label_ids)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The model's own loss; while it trains, with smoothed labels if asked for."""
+        outputs = model(**inputs)
+        loss, smoothing = outputs["loss"], self.recipe.training.label_smoothing
+        if smoothing and model.training:
+            loss = F.cross_entropy(outputs["logits"], inputs["labels"], label_smoothing=smoothing)
+        return (loss, outputs) if return_outputs else loss
 
     def get_train_dataloader(self) -> Any:
         """Batches as in evaluation, but augmented."""

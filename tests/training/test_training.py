@@ -62,6 +62,22 @@ def test_the_same_recipe_gives_the_same_bits(finished, tmp_path, changes):
 
 
 @pytest.mark.slow
+def test_everything_a_recipe_can_ask_for_has_an_effect(finished, tmp_path, changes):
+    """Each setting alone changes the trained weights; early stopping ends a run."""
+    output, _ = finished
+    plain = load_file(output / "last.safetensors")["head.weight"]
+    for i, change in enumerate(
+        ["training.label_smoothing=0.1", "training.optimizer=adamw", "training.warmup=0.5", "training.clip=0.01",
+         "training.weight_decay=0.1", "augment.jitter=0.5", "augment.rotation=30", "model.dropout=0.3",
+         "model.momentum=per_step", "muon.normalization=frobenius", "muon.normalization=none"]
+    ):  # fmt: skip
+        train(Recipe.load("folder", [*changes, change]), tmp_path / f"run{i}")
+        assert not torch.equal(load_file(tmp_path / f"run{i}" / "last.safetensors")["head.weight"], plain), change
+    still = [*changes, "training.learning_rate=1e-12", "training.patience=1"]
+    assert train(Recipe.load("folder", still), tmp_path / "still")["epochs"] == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
 def test_killed_in_mid_epoch_and_resumed_is_the_undisturbed_run(finished, tmp_path, changes, after):
     """kill -9 while the epoch after checkpoint `after` runs; then the same command with --resume."""

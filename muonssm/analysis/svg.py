@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 460, 260, 52, 40, 14
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 340, 230, 50, 40, 12
 Points = Sequence[tuple[float, float]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return parsed.run(parsed)
-    except (ValueError, ImportError, FileNotFoundError) as error:
+    except BrokenPipeError:  # whoever read this has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, ImportError, OSError) as error:
         print(f"muonssm {parsed.command}: {_advice(parsed, error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -166,11 +170,7 @@ def _stream(arguments: argparse.Namespace) -> int:
     recipe, facts, model = RunFolder(arguments.folder).load_model()
     config = recipe.task.data
     piped = arguments.file == "-"
-    rows = (
-        rows_from(sys.stdin, lambda text: print(text, file=sys.stderr))
-        if piped
-        else rows_of(arguments.file, config, facts)
-    )
+    rows = rows_from(sys.stdin, facts["channels"]) if piped else rows_of(arguments.file, config, facts)
     for found in stream(model, config, facts, rows):  # type: ignore[arg-type]
         print(found, flush=True)
     return 0

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 340, 230, 50, 40, 12
-Points = Sequence[tuple[float, float]]
+Points = Sequence[tuple[float, float | None]]
 
 
 def lines(curves: Mapping[str, Sequence[Points]], x_label: str, y_label: str) -> str:
-    """Curves by name, each name in one colour; a name may have several (seeds, folds). x counts whole things."""
-    points = [point for group in curves.values() for curve in group for point in curve]
+    """Curves by name, each name in one colour; a name may have several (seeds, folds). x counts whole things.
+
+    Where y is None (a run that diverged) there is no point.
+    """
+    shown = {name: [[(x, y) for x, y in curve if y is not None] for curve in group] for name, group in curves.items()}
+    points = [point for group in shown.values() for curve in group for point in curve] or [(0.0, 0.0)]
     xs, ys = ([point[i] for point in points] for i in (0, 1))
     x_low, x_high, y_low, y_high = min(xs), max(xs), *_padded(min(ys), max(ys))
     right = WIDTH - 10
@@ -21,7 +25,7 @@ def lines(curves: Mapping[str, Sequence[Points]], x_label: str, y_label: str) ->
         return LEFT + along * (right - LEFT), HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - BOTTOM - TOP)
 
     parts = [_axes(x_low, x_high, y_low, y_high, place, x_label, y_label)]
-    for i, (name, group) in enumerate(curves.items()):
+    for i, (name, group) in enumerate(shown.items()):
         for curve in group:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in curve))
             parts.append(f'<polyline class="curve c{i}" points="{path}"><title>{escape(name)}</title></polyline>')

@@ -79,7 +79,7 @@ class ActivityConfig:
         if (self.root is None) != source.embedded:
             may = "None: the data is embedded" if source.embedded else "the folder with the data"
             raise ValueError(f"root is {self.root!r} with source {self.source!r}; it may be {may}")
-        object.__setattr__(self, "root", None if self.root is None else str(self.root))
+        object.__setattr__(self, "root", None if self.root is None else str(Path(self.root).resolve()))
         object.__setattr__(self, "split", source.splits[0] if self.split is None else self.split)
         if self.split not in source.splits:
             raise ValueError(f"split is {self.split!r} with source {self.source!r}; it may be one of {source.splits}")

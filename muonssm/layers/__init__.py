@@ -27,7 +27,7 @@ BACKBONES: dict[str, type[Mixer]] = {
 
 def build_mixer(name: str, d_model: int, muon: Muon = Muon(), **dims: Any) -> Mixer:  # noqa: B008  a frozen value
     """The mixer of a backbone in `BACKBONES`; `dims` are arguments of its class."""
-    if name not in BACKBONES:
+    if not isinstance(name, str) or name not in BACKBONES:
         raise ValueError(f"name is {name!r}; it may be one of {tuple(BACKBONES)}")
     backbone = BACKBONES[name]
     known = [argument for argument in inspect.signature(backbone).parameters if argument not in ("d_model", "muon")]

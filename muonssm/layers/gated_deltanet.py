@@ -14,7 +14,7 @@ from ..ops.rows import compute_dtype
 from .delta_rule import DeltaRule, Heads, head_size
 from .mixer import Projected, check_size
 from .momentum import Momentum
-from .parts import step_size_bias, without_weight_decay
+from .parts import step_size_bias
 
 
 class GatedDeltaNet(DeltaRule):
@@ -53,7 +53,7 @@ class GatedDeltaNet(DeltaRule):
         bound = d_model**-0.5
         self.gate_bias = nn.Parameter(torch.empty(2 * memories).uniform_(-bound, bound)) if gate_bias else None
         self.dt_bias = step_size_bias(memories)
-        self.A_log = without_weight_decay(nn.Parameter(torch.empty(memories).uniform_(0.01, 16).log()))
+        self.A_log = nn.Parameter(torch.empty(memories).uniform_(0.01, 16).log())
 
     def gated(self, channels: Tensor, others: list[Tensor]) -> Projected:
         gate, a, b = others

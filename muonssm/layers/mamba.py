@@ -16,7 +16,7 @@ from ..ops import MemoryState, Muon, muon_selective_scan
 from ..ops.rows import compute_dtype
 from .mixer import Call
 from .momentum import Momentum
-from .parts import step_size_bias, without_weight_decay
+from .parts import step_size_bias
 from .shell import Shell
 
 
@@ -52,7 +52,7 @@ class Mamba(Shell):
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         self.dt_proj.bias = step_size_bias(self.d_inner)
         A = torch.arange(1, d_state + 1, dtype=torch.float32).repeat(self.d_inner, 1)
-        self.A_log = without_weight_decay(nn.Parameter(A.log()))
+        self.A_log = nn.Parameter(A.log())
 
     def answer(self, x: Tensor, dt: Tensor, k: Tensor, q: Tensor, call: Call) -> tuple[Tensor, MemoryState]:
         dtype = compute_dtype(x)

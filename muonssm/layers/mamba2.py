@@ -19,7 +19,7 @@ from ..ops import MemoryState, Muon, muon_memory
 from ..ops.rows import compute_dtype
 from .mixer import Call, Mixer, Projected, check_size, head_dim_of
 from .momentum import Momentum
-from .parts import RMSNorm, ShortConvolution, step_size_bias, without_weight_decay
+from .parts import RMSNorm, ShortConvolution, step_size_bias
 
 
 class Mamba2(Mixer):
@@ -63,8 +63,8 @@ class Mamba2(Mixer):
         self.in_proj = nn.Linear(d_model, self.d_inner + channels + self.heads, bias=bias)
         self.conv1d = ShortConvolution(channels, check_size("conv_size", conv_size), bias=True)
         self.dt_bias = step_size_bias(self.heads)
-        self.A_log = without_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log()))
-        self.D = without_weight_decay(nn.Parameter(torch.ones(self.heads)))
+        self.A_log = nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(self.heads))
         self.norm = RMSNorm(self.d_inner, gate_first=True)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 

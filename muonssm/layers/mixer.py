@@ -54,9 +54,15 @@ class Mixer(nn.Module, ABC):
 
     def __init__(self, d_model: int, bidirectional: bool) -> None:
         super().__init__()
+        if not isinstance(bidirectional, bool):
+            raise TypeError(f"bidirectional is {bidirectional!r}; it may be True or False")
         self.d_model = d_model
         self.bidirectional = bidirectional
         self.impl = "auto"
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that weight decay should leave alone, as in the originals (timm asks by this name)."""
+        return {name for name, _ in self.named_parameters() if name in ("A_log", "D", "dt_bias", "dt_proj.bias")}
 
     @property
     def muon(self) -> Muon:
@@ -116,13 +122,15 @@ class Mixer(nn.Module, ABC):
             gates, bounds = tuple(gates_), both_bounds(cu_seqlens)
             gamma = None if gamma is None else both_ways(gamma, cu_seqlens)
         tail, memory = (None, None) if state is None else state
-        channels, tail = self.conv1d(channels, tail, bounds)
+        channels, tail = self.conv1d(channels, tail, bounds, self.impl)
         y, memory = self.recall(channels, gates, Call(self.momentum(gamma), memory, bounds, self.impl))
         if self.bidirectional:
             return self.readout(mean_of_both(y, cu_seqlens), output), None
         return self.readout(y, output), MixerState(tail, memory)
 
     def _check(self, x: Tensor, state: MixerState | None, cu_seqlens: Tensor | None) -> None:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x is of type {type(x).__name__}; it may be a tensor [B, L, d_model]")
         if x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x has shape {list(x.shape)}; it may be [B, L, d_model] with d_model = {self.d_model}")
         if state is None:
@@ -131,9 +139,14 @@ class Mixer(nn.Module, ABC):
             raise ValueError("state was given to a bidirectional mixer; it may be None, for each step sees both sides")
         if not isinstance(state, MixerState):
             raise TypeError(f"state is of type {type(state).__name__}; it may be None or a MixerState")
-        sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        packed = isinstance(cu_seqlens, Tensor)
+        sequences = cu_seqlens.numel() - 1 if packed else x.shape[0]  # type: ignore[union-attr]
         if state.conv.shape[0] != sequences:
             raise ValueError(f"state has {state.conv.shape[0]} sequences; it may have {sequences}, as many as x")
+        channels, _, K = self.conv1d.weight.shape
+        if tuple(state.conv.shape[1:]) != (K - 1, channels):
+            wanted = [sequences, K - 1, channels]
+            raise ValueError(f"state.conv has shape {list(state.conv.shape)}; of this mixer it may be {wanted}")
 
 
 def check_size(name: str, value: int, divides: tuple[str, int] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class Momentum(nn.Module):
         """The `Muon` of one call of the operator."""
         if self.kind == "fixed":
             return self.muon
-        return replace(self.muon, gamma=torch.sigmoid(self.bias) if gate is None else gate)
+        return self.muon.with_gamma(torch.sigmoid(self.bias) if gate is None else gate)
 
     def extra_repr(self) -> str:
         """What `print(mixer)` says."""

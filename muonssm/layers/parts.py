@@ -21,8 +21,8 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, 1, size).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
-    def forward(self, x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None) -> Convolved:
-        return causal_convolution(x, self.weight, self.bias, tail=tail, cu_seqlens=cu_seqlens)
+    def forward(self, x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, impl: str) -> Convolved:
+        return causal_convolution(x, self.weight, self.bias, tail=tail, cu_seqlens=cu_seqlens, impl=impl)
 
     def extra_repr(self) -> str:
         """What `print(mixer)` says."""
@@ -58,14 +58,8 @@ def unit(x: Tensor, scale: float = 1.0) -> Tensor:
     return (wide * (torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6) * scale)).to(x.dtype)
 
 
-def without_weight_decay(parameter: nn.Parameter) -> nn.Parameter:
-    """Marks a parameter that weight decay should leave alone, as the originals mark theirs."""
-    parameter._no_weight_decay = True  # type: ignore[attr-defined]
-    return parameter
-
-
 def step_size_bias(count: int) -> nn.Parameter:
     """Mamba's: the inverse softplus of step sizes that are log-uniform in [1e-3, 1e-1]."""
     low, high = math.log(1e-3), math.log(1e-1)
     dt = torch.exp(torch.rand(count) * (high - low) + low).clamp(min=1e-4)
-    return without_weight_decay(nn.Parameter(dt + torch.log(-torch.expm1(-dt))))
+    return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..ops import MemoryState
 from .mixer import Call, Mixer, Projected, check_size
-from .parts import ShortConvolution, without_weight_decay
+from .parts import ShortConvolution
 
 
 class Shell(Mixer):
@@ -38,7 +38,7 @@ class Shell(Mixer):
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=bias)
         self.conv1d = ShortConvolution(self.d_inner, check_size("conv_size", conv_size), bias=True)
         self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
-        self.D = without_weight_decay(nn.Parameter(torch.ones(self.d_inner)))
+        self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 
     @abstractmethod

@@ -23,9 +23,9 @@ class MixerState(NamedTuple):
     conv: Tensor
     memory: MemoryState
 
-    def to(self, *arguments: Any) -> MixerState:
+    def to(self, *arguments: Any, **options: Any) -> MixerState:
         """On another device, or in another dtype, as `Tensor.to`."""
-        return self.map(lambda x: x.to(*arguments))
+        return self.map(lambda x: x.to(*arguments, **options))
 
     def detach(self) -> MixerState:
         """The same values, cut from the graph (truncated back-propagation)."""

@@ -36,6 +36,10 @@ def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> n
         for name, child in parent.named_children()
         if type(child).__name__ in BUILDERS
     ]
+    if type(model).__name__ in BUILDERS:
+        raise ValueError(f"model is a {type(model).__name__} itself; `from_transformers` takes single modules")
+    if any(isinstance(module, TransformersCall) for module in model.modules()):
+        raise ValueError(f"model is a {type(model).__name__} that is upcycled already; it may be one as loaded")
     if not found:
         raise ValueError(f"model is a {type(model).__name__} without any of {tuple(BUILDERS)}; nothing to replace")
     for parent, name, child in found:
@@ -54,7 +58,7 @@ class TransformersCall(Mixer):
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """y `[B, L, d_model]`. `others` is what transformers hands to every layer; packed bounds are used of it."""
+        """y `[B, L, d_model]`. Of what else transformers hands on, packed bounds are used (its Mamba hands on none)."""
         state = None if cache_params is None else self._read(cache_params)
         L = hidden_states.shape[1]
         bounds = others.get("cu_seq_lens_q")
@@ -116,5 +120,8 @@ def _read_their_names(mixer: Mixer, weights: dict[str, Tensor], prefix: str, *_:
     names = [name for name in weights if name.startswith(prefix)]
     theirs = {name.removeprefix(prefix): weights.pop(name) for name in names}
     learned = {name: theirs.pop(name) for name in tuple(theirs) if is_learned_momentum(name)}
-    ours = {**to_ours(mixer, theirs, "transformers"), **learned}
+    try:
+        ours = {**to_ours(mixer, theirs, "transformers"), **learned}
+    except ValueError:  # a part of a state dict: torch says what is missing
+        ours = {**theirs, **learned}
     weights.update({prefix + name: tensor for name, tensor in ours.items()})

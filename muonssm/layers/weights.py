@@ -91,7 +91,7 @@ def from_transformers(module: nn.Module, muon: Muon | None = None, momentum: str
     """A mixer with the weights of transformers' `MambaMixer`, `Mamba2Mixer` or `Qwen3NextGatedDeltaNet`.
 
     Args:
-        module: the loaded module; its weights are copied.
+        module: the loaded module; its weights are copied, with their dtypes and whether they are trained.
         muon: None or `Muon.off()` computes what the module does; `Muon()` adds momentum and normalisation.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
     """
@@ -102,9 +102,16 @@ def from_transformers(module: nn.Module, muon: Muon | None = None, momentum: str
     if activation not in ("silu", "swish"):
         raise ValueError(f"module's activation is {activation!r}; it may be 'silu'")
     mixer = BUILDERS[kind](module, Muon.off() if muon is None else muon, momentum)
-    like = next(module.parameters())
-    mixer = mixer.to(device=like.device, dtype=like.dtype).train(module.training)
-    return load_weights(mixer, module.state_dict(), "transformers")
+    mixer = mixer.to(next(module.parameters()).device).train(module.training)
+    load_weights(mixer, module.state_dict(), "transformers")
+    theirs = dict(module.named_parameters())
+    values = to_ours(mixer, {name: p.detach() for name, p in theirs.items()}, "transformers")
+    trained = {name: torch.full(p.shape, float(p.requires_grad)) for name, p in theirs.items()}
+    for name, flag in to_ours(mixer, trained, "transformers").items():  # what was frozen stays so
+        parameter = mixer.get_parameter(name)
+        parameter.data = parameter.data.to(values[name].dtype)
+        parameter.requires_grad_(bool(flag.any()))
+    return mixer
 
 
 def _mamba(module: Any, muon: Muon, momentum: str) -> Mixer:

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layers import BACKBONES, MixerState, build_mixer
+from ..layers.longhorn import FORMS
+from ..layers.momentum import KINDS as MOMENTA
 from ..ops import Muon
 
 KERNEL = 3  # samples that the front end sees at once
@@ -57,7 +59,10 @@ class ActivityModelConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
-        if not 0 <= self.dropout < 1:
+        for name, may in (("momentum", MOMENTA), ("form", FORMS), ("bidirectional", (True, False))):
+            if getattr(self, name) not in may:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {may}")
+        if isinstance(self.dropout, (bool, str)) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout!r}; it may be in [0, 1)")
 
     def dims(self) -> dict[str, Any]:
@@ -69,7 +74,7 @@ class ActivityModelConfig:
             "mamba": shell,
             "mamba2": shell,
             "longhorn": {**shell, "form": self.form},
-            "deltanet": {**delta, "head_v_dim": self.d_model // heads},
+            "deltanet": {**delta, "head_v_dim": self.expand * self.d_model // heads},
             "gated_deltanet": {**delta, "head_v_dim": self.expand * self.d_model // heads},
         }
         return {**own[self.backbone], "momentum": self.momentum, "bidirectional": self.bidirectional}

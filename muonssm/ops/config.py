@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +55,14 @@ class Muon:
     def off(cls) -> Muon:
         """The plain backbone (eq. 1): no momentum, no normalisation, the write beta_t v_t k_t^T as it is."""
         return cls(gamma=0.0, tau=1.0, normalization=None)
+
+    def with_gamma(self, gamma: Tensor) -> Muon:
+        """The same with a gamma that a sigmoid made: not checked again, so that nan in an input shows in its output."""
+        if torch.compiler.is_compiling():
+            return replace(self, gamma=gamma)
+        other = copy.copy(self)
+        object.__setattr__(other, "gamma", gamma)
+        return other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Muon):

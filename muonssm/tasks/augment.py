@@ -36,7 +36,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            high = {"rotation": 180.0, "jitter": math.inf, "scaling": math.inf}.get(field.name, 0.95)
+            high = {"rotation": 180.0, "jitter": 100.0, "scaling": 100.0}.get(field.name, 0.95)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
                 raise ValueError(f"{field.name} is {value!r}; it may be in [0, {high:g}]")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import torch
@@ -74,19 +75,35 @@ def rows_of(path: str, config: ActivityConfig, facts: dict[str, Any]) -> Iterato
     yield from read_recording(path, facts["channels"], facts["rate"], config.source).tolist()
 
 
-def rows_from(lines: TextIO, warn: Callable[[str], None]) -> Iterator[Sequence[float]]:
-    """The samples of a pipe: a line each, numbers separated by commas; a first line of names is left out."""
-    for number, line in enumerate(lines):
-        if not line.strip():
+def rows_from(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float]]:
+    """The samples of a pipe: a line each, numbers separated by commas, in the order of `channels`.
+
+    The first line may have names instead; then these say which columns are taken, and others (a time) are left out.
+    """
+    columns = list(range(len(channels)))
+    for number, line in enumerate(line for line in lines if line.strip()):
+        cells = [cell.strip() for cell in line.split(",")]
+        if number == 0 and not any(_is_finite(cell) for cell in cells):
+            missing = [name for name in channels if name not in cells]
+            if missing:
+                raise ValueError(f"the first line lacks {', '.join(missing)}; it may name {', '.join(channels)}")
+            columns = [cells.index(name) for name in channels]
             continue
-        try:
-            yield [float(cell) for cell in line.split(",")]
-        except ValueError:
-            if number:
-                raise ValueError(
-                    f"line {number + 1} is {line.strip()!r}; it may be numbers separated by commas"
-                ) from None
-            warn(f"left out the first line, which has no numbers: {line.strip()}")
+        taken = (
+            cells
+            if max(columns) >= len(cells) or columns == list(range(len(channels)))
+            else [cells[i] for i in columns]
+        )
+        if not all(_is_finite(cell) for cell in taken):
+            raise ValueError(f"a line is {line.strip()!r}; it may be finite numbers separated by commas")
+        yield [float(cell) for cell in taken]
+
+
+def _is_finite(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
 
 
 def _standard(x: Any, facts: dict[str, Any]) -> torch.Tensor:

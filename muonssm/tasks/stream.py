@@ -65,8 +65,7 @@ class ActivityStream:
 
     def _begin(self, row: int) -> None:
         """A window starts in `row`: whatever was there is forgotten."""
-        keep = torch.ones(self.open)
-        keep[row] = 0
-        self.sums *= keep[:, None]
+        new = torch.arange(self.open) == row
+        self.sums[row] = 0
         if self.state is not None:
-            self.state = self.state.map(lambda x: x * keep.view(-1, *(1,) * (x.ndim - 1)))
+            self.state = self.state.map(lambda x: x.masked_fill(new.view(-1, *(1,) * (x.ndim - 1)), 0))

@@ -75,10 +75,11 @@ def compare(
     _check(recipe, seeds, folds, against)
     folder = RunFolder(output)
     settings = {"recipe": recipe.to_dict(), "seeds": seeds, "folds": folds, "against": against}
-    folder.begin_as("comparison-settings.json", settings, resume)
+    folder.check("comparison-settings.json", settings, resume)
     trials = []
     for fold in range(folds):
         data = recipe.variant(False, 0, fold).task.prepare()
+        folder.begin("comparison-settings.json", settings)
         for seed in range(seeds):
             for kind in (*KINDS, *([against] if against else [])):
                 place = folder.path / f"{kind}-seed{seed}-fold{fold}"
@@ -98,6 +99,9 @@ def _check(recipe: Recipe, seeds: int, folds: int, against: str | None) -> None:
         raise ValueError(f"--seeds is {seeds}; it may be 1 or more")
     if not 1 <= folds <= recipe.task.data.folds:
         raise ValueError(f"--folds is {folds}; with data.folds = {recipe.task.data.folds} it may be 1 to that")
+    if folds > 1 and recipe.task.data.split not in ("subject", "kfold"):
+        split = recipe.task.data.split
+        raise ValueError(f"--folds is {folds} with data.split = {split!r}, whose test part never changes; it may be 1")
     if against not in (None, *PEERS):
         raise ValueError(f"--against is {against!r}; it may be one of {', '.join(PEERS)}")
 
@@ -144,7 +148,12 @@ def table(result: dict[str, Any]) -> str:
     lines.append("")
     for kind, row in result["differences"].items():
         interval = Interval(**row["accuracy"])
-        lines.append(f"{kind} minus plain, accuracy: {interval}, 95% interval over {interval.pairs} paired runs")
+        over = f", 95% interval over {interval.pairs} paired runs" if interval.pairs > 1 else ""
+        lines.append(f"{kind} minus plain, accuracy: {interval}{over}")
+    for kind in result["kinds"]:
+        diverged = [t for t in result["trials"] if t["kind"] == kind and t["scores"].get("loss", 0) is None]
+        if diverged:
+            lines.append(f"{len(diverged)} of {trials} runs of {kind} diverged: their loss is not a number")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ tensorboard/        the same curves
 from __future__ import annotations
 
 import json
+import math
 import os
 from importlib import metadata
 from pathlib import Path
@@ -43,38 +44,36 @@ class RunFolder:
         """Whether the run came to its end."""
         return (self.path / "metrics.json").is_file()
 
-    def begin(self, recipe: Recipe, resume: bool) -> None:
-        """Makes the folder, or takes up the one that is there, if it is of the same recipe."""
-        self.begin_as("recipe.json", recipe.to_dict(), resume)
-        versions = {name: metadata.version(name) for name in PACKAGES}
-        self.write("versions.json", {"muonssm": __version__, "threads": torch.get_num_threads(), **versions})
-
-    def begin_as(self, name: str, settings: Any, resume: bool) -> None:
-        """Makes the folder with its settings in the file `name`, or takes up one that has the same."""
+    def check(self, name: str, settings: Any, resume: bool) -> None:
+        """Raises unless the folder is free, or is to be resumed and has the same settings in its file `name`."""
         if not (self.path / name).is_file():
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.write(name, settings)
             return
         if not resume:
             raise ValueError(f"{self.path} has a run already; --resume takes it up, --output names another folder")
         if self.read(name) != json.loads(json.dumps(settings)):
             raise ValueError(f"{self.path} has a run of other settings; --output may name another folder")
 
-    def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole: the trainer writes its state last."""
+    def begin(self, name: str, settings: Any) -> None:
+        """Makes the folder, with its settings in the file `name` and what it runs with."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        versions = {package: metadata.version(package) for package in PACKAGES}
+        self.write("versions.json", {"muonssm": __version__, "threads": torch.get_num_threads(), **versions})
+        self.write(name, settings)
+
+    def last_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
+        """The newest checkpoint that is whole, and its state: the trainer writes that last."""
         found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         for path in reversed(found):
             try:
-                json.loads((path / "trainer_state.json").read_text())
+                return path, json.loads((path / "trainer_state.json").read_text())
             except (OSError, ValueError):
                 continue
-            return path
         return None
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file, all of it or nothing."""
         with _atomic(self.path / name) as part:
-            part.write_text(json.dumps(content, indent=1))
+            part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False))
 
     def read(self, name: str) -> Any:
         """A JSON file of the run."""
@@ -92,12 +91,26 @@ class RunFolder:
 
     def load_model(self) -> tuple[Recipe, dict[str, Any], nn.Module]:
         """The recipe, the facts of its data, and the trained model."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         recipe, facts = Recipe.from_dict(self.read("recipe.json")), self.read("facts.json")
         model = recipe.task.build_model(facts)
-        model.load_state_dict(load_file(self.path / "model.safetensors"))
+        try:
+            model.load_state_dict(load_file(self.path / "model.safetensors"))
+        except (SafetensorError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"RUN is {str(self.path)!r}, whose model.safetensors cannot be used: {reason}") from error
         return recipe, facts, model.eval()
+
+
+def _finite(content: Any) -> Any:
+    """JSON has no nan and no inf: they become null."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 class _atomic:  # noqa: N801  reads as a statement

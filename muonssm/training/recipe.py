@@ -94,7 +94,9 @@ def _apply(content: dict[str, Any], change: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        value = {"True": True, "False": False}.get(text.strip(), text.strip())
     if section not in SECTIONS:
         raise ValueError(f"--set has the section {section!r}; it may be one of {', '.join(SECTIONS)}")
-    content.setdefault(section, {})[key] = value
+    values = content.setdefault(section, {})
+    if isinstance(values, dict):  # what else it may be is said where the section is built
+        values[key] = value

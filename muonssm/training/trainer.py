@@ -15,6 +15,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from ..layers import Mixer
 from ..tasks.activity import METRICS, Prepared
 from .config import TrainingConfig
 from .folder import RunFolder
@@ -31,17 +32,16 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Pr
         prepared: the recipe's data, where the caller has it already.
     """
     folder = RunFolder(output)
-    folder.begin(recipe, resume)
+    folder.check("recipe.json", recipe.to_dict(), resume)
     if folder.is_over:
         return folder.read("metrics.json")
     data = recipe.task.prepare() if prepared is None else prepared
-    folder.write("facts.json", data.facts)
     set_seed(recipe.training.seed)
     model = recipe.task.build_model(data.facts)
-    trainer = _trainer(recipe, model, data, folder)
-    checkpoint = folder.last_checkpoint()
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    folder.save_weights("last.safetensors", trainer.last_weights)
+    folder.begin("recipe.json", recipe.to_dict())
+    folder.write("facts.json", data.facts)
+    trainer = _run(recipe, model, data, folder)
+    folder.save_weights("last.safetensors", trainer.last_weights or model.state_dict())
     folder.save_weights("model.safetensors", model.state_dict())
     folder.write("history.json", history(trainer.state.log_history))
     metrics = {
@@ -51,15 +51,33 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Pr
         "test": trainer.scored(data.test),
     }
     folder.write("metrics.json", metrics)
-    return metrics
+    return folder.read("metrics.json")
 
 
-def _trainer(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder) -> TaskTrainer:
+def _run(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder) -> TaskTrainer:
+    """Trains from the last whole checkpoint, if there is one, to the end."""
+    found = folder.last_checkpoint()
+    if found is None:
+        trainer = _trainer(recipe, model, data, folder, recipe.training.epochs)
+        trainer.train()
+        return trainer
+    path, state = found
+    stopping = state["stateful_callbacks"].get("EarlyStoppingCallback", {}).get("attributes", {})
+    over = stopping.get("early_stopping_patience_counter", 0) >= max(1, recipe.training.patience)
+    if state["best_model_checkpoint"]:  # the folder may have been moved
+        best = folder.checkpoints.resolve() / Path(state["best_model_checkpoint"]).name
+        RunFolder(path).write("trainer_state.json", {**state, "best_model_checkpoint": str(best)})
+    trainer = _trainer(recipe, model, data, folder, round(state["epoch"]) if over else recipe.training.epochs)
+    trainer.train(resume_from_checkpoint=str(path))
+    return trainer
+
+
+def _trainer(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder, epochs: int) -> TaskTrainer:
     config = recipe.training
     steps = -(-len(data.train) // config.batch_size) * config.epochs  # type: ignore[arg-type]
     arguments = TrainingArguments(
-        output_dir=str(folder.checkpoints),
-        num_train_epochs=config.epochs,
+        output_dir=str(folder.checkpoints.resolve()),
+        num_train_epochs=epochs,
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=4 * config.batch_size,
         learning_rate=config.learning_rate,
@@ -150,8 +168,11 @@ class TaskTrainer(Trainer):
         if self.optimizer is None:
             config: TrainingConfig = self.recipe.training
             groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
-            for parameter in (self.model if model is None else model).parameters():
-                groups[getattr(parameter, "_no_weight_decay", False)].append(parameter)
+            network = self.model if model is None else model
+            mixers = [(prefix, module) for prefix, module in network.named_modules() if isinstance(module, Mixer)]
+            spared = {f"{prefix}.{name}" for prefix, mixer in mixers for name in mixer.no_weight_decay()}
+            for name, parameter in network.named_parameters():
+                groups[name in spared].append(parameter)
             decays = [config.weight_decay, 0.0]
             listed = [{"params": g, "weight_decay": d} for g, d in zip(groups.values(), decays, strict=True) if g]
             kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW

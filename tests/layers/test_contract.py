@@ -136,6 +136,12 @@ def test_bad_calls_say_what_is_wrong():
         mixer(x, tuple(state))
     with pytest.raises(ValueError, match="state has 2 sequences; it may have 1"):
         mixer(x[:1], state)
+    with pytest.raises(ValueError, match=r"state.conv has shape \[2, 2, 48\]; of this mixer it may be \[2, 3, 48\]"):
+        mixer(x, state._replace(conv=state.conv[:, 1:]))
+    with pytest.raises(TypeError, match="x is of type list; it may be a tensor"):
+        mixer([1.0])
+    with pytest.raises(TypeError, match="bidirectional is 'no'; it may be True or False"):
+        CASES[0].build(bidirectional="no")
     with pytest.raises(ValueError, match=r"mask has shape \[2, 5\]; it may be \[B, L\] = \[2, 6\]"):
         mixer(x, mask=torch.ones(2, 5))
     with pytest.raises(TypeError, match="mask is of type list"):

@@ -132,6 +132,25 @@ def test_trains_with_gradient_checkpointing(name, ids):
             assert (parameter.grad - wanted[key]).norm() <= 1e-5 * wanted[key].norm() + 1e-7, key
 
 
+@each_model
+def test_what_was_frozen_or_of_another_dtype_stays_so(name, ids):
+    model = build(name).bfloat16()
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_("in_proj" not in key)
+        if key.endswith("A_log"):
+            parameter.data = parameter.data.float()
+    wanted = model(ids).logits
+    before = {key: (p.dtype, p.requires_grad) for key, p in model.named_parameters() if "in_proj" not in key}
+    upcycle(model, Muon.off())
+    after = {key: (p.dtype, p.requires_grad) for key, p in model.named_parameters()}
+    assert {key: after[key] for key in before} == before
+    assert not any(trained for key, (_, trained) in after.items() if key.endswith("in_proj.weight"))
+    assert error(model(ids).logits, wanted) < 0.05
+    with pytest.raises(ValueError, match="upcycled already"):
+        upcycle(model)
+    assert not model.load_state_dict({}, strict=False).unexpected_keys
+
+
 def test_a_model_without_such_mixers_is_refused():
     with pytest.raises(ValueError, match="model is a Linear without any of"):
         upcycle(torch.nn.Linear(2, 2))

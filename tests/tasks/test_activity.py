@@ -46,6 +46,14 @@ def test_a_stream_says_what_whole_windows_say(backbone, overlap):
         assert torch.allclose(answer.probabilities, whole, atol=1e-5)
 
 
+def test_a_bad_sample_spoils_only_the_windows_it_is_in():
+    model = ActivityClassifier(ActivityModelConfig("mamba", d_model=16, d_state=8), Muon(), 3, 4)
+    stream, x = ActivityStream(model, 20, 0.5), torch.randn(100, 3)
+    x[5] = torch.nan
+    answers = {a.end: a.probabilities.isfinite().all().item() for sample in x if (a := stream.feed(sample))}
+    assert answers == {end: end != 19 for end in range(19, 100, 10)}
+
+
 def test_a_stream_is_fast_and_stays_small():
     """Less than a millisecond a sample on one core, for the paper's model (d_model 128, two layers)."""
     import time

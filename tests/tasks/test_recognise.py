@@ -33,7 +33,12 @@ def test_predict_and_stream_agree(run, recordings, capsys, monkeypatch):
     assert main(["stream", str(run), "-"]) == 0
     piped = capsys.readouterr()
     assert [line.split()[:5] for line in piped.out.splitlines()] == [line.split()[:5] for line in predicted]
-    assert "left out the first line" in piped.err
+    rows = [line.split(",") for line in file.read_text().splitlines()]
+    turned = "\n".join(",".join(["0.5" if i else "time", *row[::-1]]) for i, row in enumerate(rows))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n" + turned))  # other order, a time, a blank line: names decide
+    assert main(["stream", str(run), "-"]) == 0
+    streamed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in streamed] == [line.split()[:5] for line in predicted]
     assert main(["eval", str(run)]) == 0
     assert "test" in capsys.readouterr().out
 
@@ -49,6 +54,12 @@ def test_bad_files_and_folders_say_what_is_wrong(run, tmp_path, capsys, monkeypa
     monkeypatch.setattr("sys.stdin", io.StringIO("1,2\n"))
     assert main(["stream", str(run), "-"]) == 2
     assert "sample 0 has 2 numbers; it may have 3: acc_x, acc_y, acc_z" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.StringIO("1,2,3\n1,b,3\n"))
+    for line in ("1,b,3", "1,nan,3"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"1,2,3\n{line}\n"))
+        assert main(["stream", str(run), "-"]) == 2
+        assert f"a line is {line!r}; it may be finite numbers separated by commas" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("acc_x,acc_y\n"))
     assert main(["stream", str(run), "-"]) == 2
-    assert "line 2 is '1,b,3'; it may be numbers separated by commas" in capsys.readouterr().err
+    assert "the first line lacks acc_z; it may name acc_x, acc_y, acc_z" in capsys.readouterr().err
+    assert main(["predict", str(run), str(tmp_path)]) == 2
+    assert main(["train", "folder", "--set", f"data.root={tmp_path}", "--output", str(empty)]) == 2

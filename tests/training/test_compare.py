@@ -75,10 +75,11 @@ def test_bad_comparisons_say_what_is_wrong(tmp_path):
     for arguments, message in (
         ({"seeds": 0}, "--seeds is 0; it may be 1 or more"),
         ({"folds": 9}, "--folds is 9; with data.folds = 5 it may be 1 to that"),
+        ({"recipe": Recipe.load("folder", [f"data.root={tmp_path}"]), "folds": 2}, "whose test part never changes"),
         ({"against": "svm"}, "--against is 'svm'; it may be one of minirocket"),
     ):
         with pytest.raises(ValueError, match=message):
-            compare(recipe, tmp_path / "none", **arguments)
+            compare(**{"recipe": recipe, "output": tmp_path / "none", **arguments})
     assert not (tmp_path / "none").exists()
 
 

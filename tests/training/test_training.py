@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,38 @@ def test_killed_in_mid_epoch_and_resumed_is_the_undisturbed_run(finished, tmp_pa
     assert folder.read("history.json") == RunFolder(output).read("history.json")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["training.patience=0", "training.patience=1"])
+def test_killed_before_the_scores_and_moved_is_still_the_same_run(tmp_path, changes, change):
+    """Also one that had stopped early: it does not train on."""
+    recipe = Recipe.load("folder", [*changes, "training.epochs=6", change])
+    metrics = train(recipe, tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
+    (tmp_path / "run" / "metrics.json").unlink()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert train(recipe, tmp_path / "moved", resume=True) == metrics
+    assert same_weights(tmp_path / "kept", tmp_path / "moved")
+
+
+@pytest.mark.slow
+def test_a_diverged_run_is_told_and_files_stay_json(tmp_path, changes):
+    from muonssm.analysis.comparison import write_report
+    from muonssm.training.compare import compare, table
+
+    recipe = Recipe.load("folder", [*changes, "training.epochs=2", "training.learning_rate=1e30"])
+    result = compare(recipe, tmp_path / "run")
+    assert "1 of 1 runs of muon diverged" in table(result)
+    assert "NaN" not in (tmp_path / "run" / "comparison.json").read_text()
+    assert write_report(tmp_path / "run").is_file()
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, changes):
+    for change in (f"data.root={tmp_path / 'nosuch'}", "data.channels=['acc_q']"):
+        with pytest.raises((ValueError, OSError)):
+            train(Recipe.load("folder", [*changes, change]), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
 def json_steps(folder):
     """The checkpoints that are whole."""
     whole = []
@@ -127,7 +160,8 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
         (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
         (folder.checkpoints / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
     (folder.checkpoints / "checkpoint-200").mkdir()
-    assert folder.last_checkpoint().name == "checkpoint-18"
+    path, state = folder.last_checkpoint()
+    assert (path.name, state) == ("checkpoint-18", {"global_step": 18})
 
 
 def test_every_recipe_of_the_library_is_valid(tmp_path):
@@ -157,6 +191,9 @@ def test_the_watch_recipe_is_the_papers():
         ("watch", ["train.epochs=3"], "--set has the section 'train'; it may be one of data, model, muon"),
         ("watch", ["training.epoch=3"], "training has 'epoch'; it may have epochs, batch_size"),
         ("watch", ["training.epochs=many"], "in training: epochs is 'many'; it may be an integer >= 1"),
+        ("watch", ["model.bidirectional=no"], "bidirectional is 'no'; it may be one of"),
+        ("watch", ["model.momentum=foo"], "momentum is 'foo'; it may be one of"),
+        ("watch", ["model.dropout=abc"], "dropout is 'abc'; it may be in"),
         ("watch", ["muon.gamma=2"], r"in muon: gamma is 2; it may be in \[0, 1\]"),
         ("watch", ["training.optimizer=sgd"], "optimizer is 'sgd'; it may be one of"),
         ("watch", ["training.learning_rate=0"], "learning_rate is 0; it may be a number > 0"),

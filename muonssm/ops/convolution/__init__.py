@@ -29,6 +29,7 @@ def causal_convolution(
     tail: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     activation: str | None = "silu",
+    impl: str = "auto",
 ) -> Convolved:
     """One causal filter a channel, then the activation.
 
@@ -40,6 +41,7 @@ def causal_convolution(
         tail: what stands before each sequence, `[B, K - 1, C]` (`[N, ...]` for N packed ones); None is zeros.
         cu_seqlens: bounds of sequences packed into one row, as in `muon_memory`; no filter reaches across one.
         activation: `"silu"` or None.
+        impl: `"auto"` and `"native"` use the C++ kernel where it serves; every other name is torch, for any derivative.
 
     Sums are in float32 (float64 if x or weight is); y and the new tail have x's dtype.
     """
@@ -58,7 +60,7 @@ def causal_convolution(
     if x.shape[1] == 1 and cu_seqlens is None and x.dtype == weight.dtype in (torch.float32, torch.float64):
         return Convolved(*shifts.step(x, weight, bias, tail, activation))
     with full_precision(x.device):
-        if _has_kernel(x, weight):
+        if impl in ("auto", "native") and _has_kernel(x, weight):
             from .native import convolve
 
             y = convolve(x, weight, bias, tail, cu_seqlens, activation)

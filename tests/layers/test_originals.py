@@ -52,7 +52,7 @@ def original(name):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("length", [1, 50])
 def test_equals_the_original_module(name, length):
-    """Output, final state and every parameter's gradient, to 1e-4 (seen: below 2e-6)."""
+    """Output, final state and every parameter's gradient, to 1e-4 (seen: 2.4e-5 at most)."""
     module = original(name)
     mixer = from_transformers(module)
     x, weight = inputs(2, length, HIDDEN), inputs(2, length, HIDDEN, seed=2)

@@ -104,9 +104,8 @@ def from_transformers(module: nn.Module, muon: Muon | None = None, momentum: str
     mixer = BUILDERS[kind](module, Muon.off() if muon is None else muon, momentum)
     mixer = mixer.to(next(module.parameters()).device).train(module.training)
     load_weights(mixer, module.state_dict(), "transformers")
-    theirs = dict(module.named_parameters())
-    values = to_ours(mixer, {name: p.detach() for name, p in theirs.items()}, "transformers")
-    trained = {name: torch.full(p.shape, float(p.requires_grad)) for name, p in theirs.items()}
+    values = to_ours(mixer, module.state_dict(), "transformers")
+    trained = {name: torch.full(p.shape, float(p.requires_grad)) for name, p in module.named_parameters()}
     for name, flag in to_ours(mixer, trained, "transformers").items():  # what was frozen stays so
         parameter = mixer.get_parameter(name)
         parameter.data = parameter.data.to(values[name].dtype)

@@ -42,7 +42,10 @@ class Augmentation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The windows, changed by numbers from torch's default generator (so that a resumed run draws the same)."""
-        if self.rotation and x.shape[2] % 3 == 0:
+        if self.rotation:
+            if x.shape[2] % 3:
+                axes = f"with {x.shape[2]} channels, no sensors of three axes"
+                raise ValueError(f"rotation is {self.rotation:g}; {axes}, it may be 0")
             x = rotate(x, math.radians(self.rotation))
         if self.warp or self.shift:
             x = warp(x, self.warp, self.shift)

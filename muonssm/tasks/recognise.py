@@ -80,7 +80,7 @@ def rows_from(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float
 
     The first line may have names instead; then these say which columns are taken, and others (a time) are left out.
     """
-    columns = list(range(len(channels)))
+    columns: list[int] | None = None
     for number, line in enumerate(line for line in lines if line.strip()):
         cells = [cell.strip() for cell in line.split(",")]
         if number == 0 and not any(_is_finite(cell) for cell in cells):
@@ -89,11 +89,7 @@ def rows_from(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float
                 raise ValueError(f"the first line lacks {', '.join(missing)}; it may name {', '.join(channels)}")
             columns = [cells.index(name) for name in channels]
             continue
-        taken = (
-            cells
-            if max(columns) >= len(cells) or columns == list(range(len(channels)))
-            else [cells[i] for i in columns]
-        )
+        taken = cells if columns is None else [cells[i] for i in columns if i < len(cells)]
         if not all(_is_finite(cell) for cell in taken):
             raise ValueError(f"a line is {line.strip()!r}; it may be finite numbers separated by commas")
         yield [float(cell) for cell in taken]

@@ -79,7 +79,7 @@ def compare(
     trials = []
     for fold in range(folds):
         data = recipe.variant(False, 0, fold).task.prepare()
-        folder.begin("comparison-settings.json", settings)
+        folder.begin("comparison-settings.json", settings)  # only now: data that cannot be read leaves no folder
         for seed in range(seeds):
             for kind in (*KINDS, *([against] if against else [])):
                 place = folder.path / f"{kind}-seed{seed}-fold{fold}"

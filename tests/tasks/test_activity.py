@@ -101,6 +101,8 @@ def test_augmentation_does_what_it_says():
     everything = Augmentation(rotation=30, jitter=0.1, scaling=0.1, warp=0.3, shift=0.1, mask=0.2)
     assert everything(x).shape == x.shape
     assert torch.equal(Augmentation()(x), x)
+    with pytest.raises(ValueError, match="rotation is 30; with 5 channels, no sensors of three axes, it may be 0"):
+        everything(x[..., :5])
     with pytest.raises(ValueError, match=r"rotation is 200; it may be in \[0, 180\]"):
         Augmentation(rotation=200)
 

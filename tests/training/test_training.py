@@ -87,7 +87,7 @@ def test_killed_in_mid_epoch_and_resumed_is_the_undisturbed_run(finished, tmp_pa
     command = [sys.executable, "-m", "muonssm", "train", "folder", "--output", str(run)]
     for change in changes:
         command += ["--set", change]
-    slow = {**os.environ, "MUONSSM_TEST_PAUSE": "0.2", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    slow = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     code = (
         "import sys, time, torch; from muonssm.models.activity import ActivityClassifier as C; f = C.forward\n"
         "def slow(self, x, labels=None): time.sleep(0.1); return f(self, x, labels)\n"

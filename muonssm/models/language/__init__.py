@@ -1,0 +1,16 @@
+"""Language models, as transformers knows them: `AutoModelForCausalLM` loads them once this module is imported."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from .cache import MuonSSMCache
+from .config import MuonSSMConfig
+from .network import MuonSSMForCausalLM, MuonSSMModel
+from .presets import PRESETS, preset
+
+AutoConfig.register(MuonSSMConfig.model_type, MuonSSMConfig)
+AutoModel.register(MuonSSMConfig, MuonSSMModel)
+AutoModelForCausalLM.register(MuonSSMConfig, MuonSSMForCausalLM)
+
+__all__ = ["PRESETS", "MuonSSMCache", "MuonSSMConfig", "MuonSSMForCausalLM", "MuonSSMModel", "preset"]

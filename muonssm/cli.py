@@ -93,16 +93,17 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/{recipe.name}")
     metrics = train(recipe, output, arguments.resume)
-    _print_scores(metrics)
+    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+        return 0
+    _print_scores(recipe, metrics)
     print(f"the run is in {output}")
     return 0
 
 
-def _print_scores(metrics: dict[str, Any]) -> None:
-    from .tasks.activity import METRICS
-
-    for part in ("validation", "test"):
-        print(f"{part:<11}" + "".join(f"  {name} {metrics[part][name]:6.2f}%" for name in METRICS))
+def _print_scores(recipe: Any, scores: dict[str, Any]) -> None:
+    parts = {**{part: scores[part] for part in ("validation", "test")}, **scores.get("more", {})}
+    for part, values in parts.items():
+        print(f"{part:<11}" + "".join(f"  {m.title} {m.show(values[m.name])}" for m in recipe.task.metrics))
 
 
 def _add_compare(commands: Any) -> None:
@@ -136,8 +137,11 @@ def _add_eval(commands: Any) -> None:
 
 def _eval(arguments: argparse.Namespace) -> int:
     from .training.evaluate import evaluate
+    from .training.folder import RunFolder
+    from .training.recipe import Recipe
 
-    _print_scores(evaluate(arguments.folder))
+    scores = evaluate(arguments.folder)
+    _print_scores(Recipe.from_dict(RunFolder(arguments.folder).read("recipe.json")), scores)
     return 0
 
 
@@ -151,8 +155,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     from .tasks.recognise import predict
     from .training.folder import RunFolder
 
-    recipe, facts, model = RunFolder(arguments.folder).load_model()
-    for found in predict(model, recipe.task.data, facts, arguments.file):  # type: ignore[arg-type]
+    recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
+    for found in predict(model, recipe.task.data, facts, arguments.file):  # type: ignore[attr-defined]
         print(found)
     return 0
 
@@ -167,11 +171,11 @@ def _stream(arguments: argparse.Namespace) -> int:
     from .tasks.recognise import rows_from, rows_of, stream
     from .training.folder import RunFolder
 
-    recipe, facts, model = RunFolder(arguments.folder).load_model()
-    config = recipe.task.data
+    recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
+    config = recipe.task.data  # type: ignore[attr-defined]
     piped = arguments.file == "-"
     rows = rows_from(sys.stdin, facts["channels"]) if piped else rows_of(arguments.file, config, facts)
-    for found in stream(model, config, facts, rows):  # type: ignore[arg-type]
+    for found in stream(model, config, facts, rows):
         print(found, flush=True)
     return 0
 

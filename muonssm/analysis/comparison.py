@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..tasks.activity import METRICS
-from ..training.compare import KINDS, Interval
+from ..training.compare import KINDS, Interval, cell, metrics_of
 from ..training.folder import RunFolder
 from . import svg
 
@@ -43,13 +42,11 @@ details { margin-top: 10px; } pre { overflow-x: auto; background: var(--card); p
 
 FAIRNESS = (
     "Both sides of a pair start from the same weights where shapes agree, see the same batches in the same order, and "
-    "may train for the same number of epochs. The epoch with the best validation accuracy is kept, and the test part "
-    "is scored once with it."
+    "may train for the same number of steps. "
 )
-CURVES = {
-    "loss": "training loss",
-    "validation_loss": "validation loss",
-    "validation_accuracy": "validation accuracy, %",
+KEPT = {
+    "best": "The weights of the best validation are kept, and the test part is scored once with them.",
+    "last": "The weights of the last step are kept; nothing is chosen by the part they are scored on.",
 }
 
 
@@ -68,16 +65,15 @@ def page(place: Path, result: dict[str, Any]) -> str:
     """The HTML."""
     recipe, trials = result["settings"]["recipe"], result["trials"]
     facts = RunFolder(place / trials[0]["folder"]).read("facts.json")
-    backbone, source = recipe["model"]["backbone"], recipe["data"]["source"]
-    title = f"{backbone}, plain against Muon, on {source}"
+    title = f"{result['title']}, plain against Muon"
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{_setup(result)}</p>',
         f"<h2>Scores on the test part</h2><p>{_verdict(result)}</p>{_table(result)}",
-        _curves(place, trials),
-        _matrices(trials, facts["classes"]),
+        _curves(place, result),
+        _matrices(trials, facts["classes"]) if "confusion" in trials[0]["scores"] else "",
         "<h2>What was run</h2>",
-        f"<p>{FAIRNESS}</p>",
+        f"<p>{FAIRNESS}{KEPT[recipe['training']['keep']]}</p>",
         f"<details><summary>Data</summary><pre>{escape(facts['summary'])}</pre></details>",
         f"<details><summary>Settings</summary><pre>{escape(json.dumps(recipe, indent=1))}</pre></details>",
         f"<details><summary>Versions</summary><pre>{escape(_versions(place, trials))}</pre></details>",
@@ -91,15 +87,20 @@ def page(place: Path, result: dict[str, Any]) -> str:
 def _setup(result: dict[str, Any]) -> str:
     settings = result["settings"]
     training = settings["recipe"]["training"]
+    budget = f"{training['steps']} steps" if training["steps"] else f"at most {training['epochs']} epochs"
     return escape(
-        f"{settings['seeds']} seed(s), {settings['folds']} fold(s), at most {training['epochs']} epochs of batches of "
+        f"{settings['seeds']} seed(s), {settings['folds']} fold(s), {budget} with batches of "
         f"{training['batch_size']}; recipe {settings['recipe']['name']}"
     )
 
 
 def _verdict(result: dict[str, Any]) -> str:
-    interval = Interval(**result["differences"]["muon"]["accuracy"])
-    text = f"Muon minus plain, accuracy: <strong>{interval.mean:+.2f}</strong> percentage points"
+    metric = metrics_of(result)[0]
+    interval = Interval(**result["differences"]["muon"][metric.name])
+    if interval.mean is None:
+        return "No pair of runs is without one that diverged: there is nothing to compare."
+    unit = " percentage points" if metric.unit == "%" else f" ({'more' if metric.higher else 'less'} is better)"
+    text = f"Muon minus plain, {metric.title}: <strong>{interval.mean:+.2f}</strong>{unit}"
     if interval.low is None or interval.high is None:
         return f"{text}, from one pair of runs: too few to tell it from chance (more: <code>--seeds</code>)."
     clear = interval.low > 0 or interval.high < 0
@@ -110,30 +111,34 @@ def _verdict(result: dict[str, Any]) -> str:
 
 
 def _table(result: dict[str, Any]) -> str:
-    rows = []
+    rows, metrics = [], metrics_of(result)
     for kind, scores in result["kinds"].items():
-        cells = "".join(f"<td>{_cell(scores[name])}</td>" for name in METRICS)
+        cells = "".join(f"<td>{cell(scores[metric.name])}</td>" for metric in metrics)
         rows.append(f"<tr><td>{escape(kind)}</td>{cells}</tr>")
     for kind, scores in result["paper"].items():
-        cells = "".join(f"<td>{scores[name]:.2f}</td>" for name in METRICS)
+        cells = "".join(f"<td>{scores[metric.name]:.2f}</td>" for metric in metrics)
         rows.append(f'<tr class="soft"><td>paper, {escape(kind)}</td>{cells}</tr>')
-    head = "".join(f"<th>{name.replace('f1', 'F1')}, %</th>" for name in METRICS)
-    return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+    for part, row in result["more"].items():
+        rows += [f"<tr><td>{escape(f'{kind}, {part}')}</td><td>{cell(score)}</td></tr>" for kind, score in row.items()]
+    heads = "".join(f"<th>{metric.title}{', %' if metric.unit else ''}</th>" for metric in metrics)
+    return f'<div class="wide"><table><tr><th></th>{heads}</tr>{"".join(rows)}</table></div>'
 
 
-def _cell(score: dict[str, Any]) -> str:
-    return f"{score['mean']:.2f}" + ("" if score["deviation"] is None else f" ± {score['deviation']:.2f}")
-
-
-def _curves(place: Path, trials: Sequence[dict[str, Any]]) -> str:
-    figures = []
-    for key, label in CURVES.items():
+def _curves(place: Path, result: dict[str, Any]) -> str:
+    figures, metric = [], metrics_of(result)[0]
+    along = "step" if result["settings"]["recipe"]["training"]["evaluate_every"] else "epoch"
+    titles = {
+        "loss": "training loss",
+        "validation_loss": "validation loss",
+        f"validation_{metric.name}": f"validation {metric.title}" + (", %" if metric.unit else ""),
+    }
+    for key, label in titles.items():
         curves: dict[str, list] = {kind: [] for kind in KINDS}
-        for trial in trials:
+        for trial in result["trials"]:
             if trial["kind"] in curves:
                 history = RunFolder(place / trial["folder"]).read("history.json")
-                curves[trial["kind"]].append([(row["epoch"], row[key]) for row in history if key in row])
-        figures.append(f"<figure><figcaption>{label}</figcaption>{svg.lines(curves, 'epoch', label)}</figure>")
+                curves[trial["kind"]].append([(row[along], row[key]) for row in history if key in row])
+        figures.append(f"<figure><figcaption>{label}</figcaption>{svg.lines(curves, along, label)}</figure>")
     keys = "".join(f'<span class="key" style="background:var(--c{i})"></span>{kind}' for i, kind in enumerate(KINDS))
     return f'<h2>Learning curves <span class="soft">{keys}</span></h2><div class="row three">{"".join(figures)}</div>'
 

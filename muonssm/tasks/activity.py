@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,28 +15,36 @@ from ..data.windows import WindowSet
 from ..models.activity import ActivityClassifier, ActivityModelConfig
 from ..ops import Muon
 from .augment import Augmentation
+from .task import Metric, Prepared, Task
 
 METRICS = ("accuracy", "precision", "recall", "f1")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Data ready to train on, and what has to be known of it later, as JSON."""
-
-    train: Dataset
-    validation: Dataset
-    test: Dataset
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ActivityTask:
+class ActivityTask(Task):
     """The sections of an activity recipe."""
+
+    sections: ClassVar[dict[str, Any]] = {
+        "data": ActivityConfig,
+        "model": ActivityModelConfig,
+        "muon": Muon,
+        "augment": Augmentation,
+    }
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(Metric(n, n.replace("f1", "F1"), "%", True) for n in METRICS)
+    extra: ClassVar[str] = "activity"
 
     data: ActivityConfig
     model: ActivityModelConfig
     muon: Muon
     augment: Augmentation
+
+    @property
+    def folds(self) -> int:
+        return self.data.folds
+
+    @property
+    def title(self) -> str:
+        return f"{self.model.backbone} on {self.data.source}"
 
     def plain(self) -> ActivityTask:
         """The same without Muon."""
@@ -44,6 +52,11 @@ class ActivityTask:
 
     def on_fold(self, fold: int) -> ActivityTask:
         """The same with another group of subjects as the test part."""
+        if fold and self.data.split not in ("subject", "kfold"):
+            split = self.data.split
+            raise ValueError(
+                f"--folds is above 1 with data.split = {split!r}, whose test part never changes; it may be 1"
+            )
         return replace(self, data=replace(self.data, fold=fold))
 
     def prepare(self) -> Prepared:

@@ -21,6 +21,7 @@ class Augmentation:
         rotation: largest angle, in degrees, by which a window's sensors are turned about a random axis.
         jitter: deviation of noise added to every sample.
         scaling: deviation of a factor for each channel, around 1.
+        offset: deviation of a constant added to each channel, for a sensor worn otherwise.
         warp: largest relative change of speed along a window.
         shift: largest part of a window by which it is moved in time, ends filled with their last sample.
         mask: largest part of a window that is set to zero.
@@ -29,6 +30,7 @@ class Augmentation:
     rotation: float = 0.0
     jitter: float = 0.0
     scaling: float = 0.0
+    offset: float = 0.0
     warp: float = 0.0
     shift: float = 0.0
     mask: float = 0.0
@@ -36,7 +38,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            high = {"rotation": 180.0, "jitter": 100.0, "scaling": 100.0}.get(field.name, 0.95)
+            high = {"rotation": 180.0, "jitter": 100.0, "scaling": 100.0, "offset": 100.0}.get(field.name, 0.95)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
                 raise ValueError(f"{field.name} is {value!r}; it may be in [0, {high:g}]")
 
@@ -51,6 +53,8 @@ class Augmentation:
             x = warp(x, self.warp, self.shift)
         if self.scaling:
             x = x * (1 + self.scaling * torch.randn(x.shape[0], 1, x.shape[2]))
+        if self.offset:
+            x = x + self.offset * torch.randn(x.shape[0], 1, x.shape[2])
         if self.jitter:
             x = x + self.jitter * torch.randn_like(x)
         return blank(x, self.mask) if self.mask else x

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..tasks.activity import METRICS, Prepared
-from .folder import RunFolder
+from ..tasks.task import Metric, Prepared
+from .folder import RunFolder, as_json
 from .published import published
 from .recipe import Recipe
 from .trainer import train
@@ -38,7 +38,7 @@ class Trial:
 class Interval:
     """A mean of paired differences, and its 95% confidence interval by Student's t; no bounds for a single pair."""
 
-    mean: float
+    mean: float | None
     low: float | None
     high: float | None
     pairs: int
@@ -46,6 +46,8 @@ class Interval:
     @classmethod
     def of(cls, differences: Sequence[float]) -> Interval:
         """From one difference a pair."""
+        if not differences:
+            return cls(None, None, None, 0)
         mean, n = statistics.fmean(differences), len(differences)
         if n < 2:
             return cls(mean, None, None, n)
@@ -55,6 +57,8 @@ class Interval:
         return cls(mean, mean - half, mean + half, n)
 
     def __str__(self) -> str:
+        if not self.pairs:
+            return "unknown: no pair of runs without one that diverged"
         if self.low is None:
             return f"{self.mean:+.2f} (one pair: no interval)"
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
@@ -70,11 +74,11 @@ def compare(
         output: a folder.
         seeds, folds: how many of each; every seed is run on every fold.
         against: `"minirocket"` for aeon's classifier on the same windows.
-        resume: goes on where an earlier call with the same settings stopped.
+        resume: goes on where an earlier call of the same recipe stopped, also with more seeds or folds.
     """
     _check(recipe, seeds, folds, against)
     folder = RunFolder(output)
-    settings = {"recipe": recipe.to_dict(), "seeds": seeds, "folds": folds, "against": against}
+    settings = {"recipe": recipe.to_dict()}  # a comparison may be resumed with more seeds, folds or peers
     folder.check("comparison-settings.json", settings, resume)
     trials = []
     for fold in range(folds):
@@ -85,76 +89,111 @@ def compare(
                 place = folder.path / f"{kind}-seed{seed}-fold{fold}"
                 if kind in KINDS:
                     variant = recipe.variant(kind == "plain", recipe.training.seed + seed, fold)
-                    scores = train(variant, place, resume=True, prepared=data)["test"]
+                    scores = _scores(train(variant, place, resume=True, prepared=data))
                 else:
                     scores = _minirocket(recipe, data, recipe.training.seed + seed, RunFolder(place))
                 trials.append(Trial(kind, seed, fold, place.name, scores))
-    result = summary(recipe, trials) | {"settings": settings}
+    told = {**settings, "seeds": seeds, "folds": folds, "against": against}
+    result = as_json(summary(recipe, trials) | {"settings": told})
     folder.write("comparison.json", result)
     return result
+
+
+def _scores(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The test part's, and those of further parts."""
+    return {**metrics["test"], **({"more": metrics["more"]} if "more" in metrics else {})}
 
 
 def _check(recipe: Recipe, seeds: int, folds: int, against: str | None) -> None:
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}; it may be 1 or more")
-    if not 1 <= folds <= recipe.task.data.folds:
-        raise ValueError(f"--folds is {folds}; with data.folds = {recipe.task.data.folds} it may be 1 to that")
-    if folds > 1 and recipe.task.data.split not in ("subject", "kfold"):
-        split = recipe.task.data.split
-        raise ValueError(f"--folds is {folds} with data.split = {split!r}, whose test part never changes; it may be 1")
+    if not 1 <= folds <= recipe.task.folds:
+        may = f"1 to {recipe.task.folds}, the recipe's data.folds" if recipe.task.folds > 1 else "1 for this task"
+        raise ValueError(f"--folds is {folds}; it may be {may}")
+    recipe.task.on_fold(folds - 1)
     if against not in (None, *PEERS):
         raise ValueError(f"--against is {against!r}; it may be one of {', '.join(PEERS)}")
+    if against is not None and recipe.kind != "activity":
+        raise ValueError(
+            f"--against is {against!r}, which classifies windows; of a {recipe.kind} task it may be left out"
+        )
 
 
 def summary(recipe: Recipe, trials: Sequence[Trial]) -> dict[str, Any]:
     """Mean and deviation of every kind, differences to plain, and the paper's figures."""
-    kinds = list(dict.fromkeys(trial.kind for trial in trials))
+    kinds, metrics = list(dict.fromkeys(trial.kind for trial in trials)), recipe.task.metrics
     by_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in kinds}
-    rows = {}
-    for kind, its in by_kind.items():
-        values = {name: [trial.scores[name] for trial in its] for name in METRICS}
-        rows[kind] = {
-            name: {"mean": statistics.fmean(v), "deviation": statistics.stdev(v) if len(v) > 1 else None}
-            for name, v in values.items()
-        }
+    rows = {kind: {metric.name: _spread(its, metric.name) for metric in metrics} for kind, its in by_kind.items()}
     differences = {
-        kind: {name: vars(_difference(by_kind[kind], by_kind["plain"], name)) for name in METRICS}
+        kind: {metric.name: vars(_difference(by_kind[kind], by_kind["plain"], metric.name)) for metric in metrics}
         for kind in kinds
         if kind != "plain"
     }
+    parts = list(dict.fromkeys(name for trial in trials for name in trial.scores.get("more", {})))
+    first = metrics[0].name
     return {
+        "title": recipe.task.title,
+        "metrics": [metric._asdict() for metric in metrics],
         "kinds": rows,
         "differences": differences,
-        "paper": published(recipe.task.data.source, recipe.task.model.backbone),
+        "more": {part: {kind: _spread(its, first, part) for kind, its in by_kind.items()} for part in parts},
+        "paper": published(recipe.task),
         "trials": [vars(trial) for trial in trials],
     }
 
 
+def _spread(trials: Sequence[Trial], metric: str, part: str | None = None) -> dict[str, float | None]:
+    """Mean and deviation of a score; of runs that diverged nothing is known."""
+    found = [trial.scores if part is None else trial.scores["more"][part] for trial in trials]
+    values = [scores[metric] for scores in found if scores[metric] is not None]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values) if values else None, "deviation": deviation}
+
+
 def _difference(ones: Sequence[Trial], others: Sequence[Trial], metric: str) -> Interval:
-    """Pair by pair: the same seed on the same fold."""
+    """Pair by pair: the same seed on the same fold; pairs with a run that diverged are left out."""
     base = {(trial.seed, trial.fold): trial.scores[metric] for trial in others}
-    return Interval.of([trial.scores[metric] - base[trial.seed, trial.fold] for trial in ones])
+    pairs = [(trial.scores[metric], base[trial.seed, trial.fold]) for trial in ones]
+    return Interval.of([one - other for one, other in pairs if one is not None and other is not None])
+
+
+def metrics_of(result: dict[str, Any]) -> list[Metric]:
+    """The scores a comparison is about."""
+    return [Metric(**metric) for metric in result["metrics"]]
 
 
 def table(result: dict[str, Any]) -> str:
     """What is printed: a row a kind, then the differences."""
-    trials = max(1, len(result["trials"]) // len(result["kinds"]))
-    lines = [f"{'test part, %':<14}" + "".join(f"{name:>18}" for name in METRICS)]
+    metrics = metrics_of(result)
+    lines = [f"{'test part':<16}" + "".join(f"{_head(metric):>18}" for metric in metrics)]
     for kind, row in result["kinds"].items():
-        cells = (f"{c['mean']:.2f}" + (f" ± {c['deviation']:.2f}" if trials > 1 else "") for c in row.values())
-        lines.append(f"{kind:<14}" + "".join(f"{cell:>18}" for cell in cells))
+        lines.append(f"{kind:<16}" + "".join(f"{cell(score):>18}" for score in row.values()))
     for kind, row in result["paper"].items():
-        lines.append(f"{'paper, ' + kind:<14}" + "".join(f"{row[name]:>18.2f}" for name in METRICS))
+        lines.append(f"{'paper, ' + kind:<16}" + "".join(f"{row[metric.name]:>18.2f}" for metric in metrics))
+    for part, row in result["more"].items():
+        lines += [f"{f'{kind}, {part}':<16}{cell(score):>18}" for kind, score in row.items()]
     lines.append("")
     for kind, row in result["differences"].items():
-        interval = Interval(**row["accuracy"])
+        interval = Interval(**row[metrics[0].name])
         over = f", 95% interval over {interval.pairs} paired runs" if interval.pairs > 1 else ""
-        lines.append(f"{kind} minus plain, accuracy: {interval}{over}")
+        lines.append(f"{kind} minus plain, {metrics[0].title}: {interval}{over}")
     for kind in result["kinds"]:
-        diverged = [t for t in result["trials"] if t["kind"] == kind and t["scores"].get("loss", 0) is None]
+        its = [trial for trial in result["trials"] if trial["kind"] == kind]
+        diverged = [trial for trial in its if trial["scores"].get("loss", 0) is None]
         if diverged:
-            lines.append(f"{len(diverged)} of {trials} runs of {kind} diverged: their loss is not a number")
+            lines.append(f"{len(diverged)} of {len(its)} runs of {kind} diverged: their loss is not a number")
     return "\n".join(lines)
+
+
+def _head(metric: Metric) -> str:
+    return f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+
+
+def cell(score: dict[str, Any]) -> str:
+    """A mean and, where there is one, its deviation."""
+    if score["mean"] is None:
+        return "diverged"
+    return f"{score['mean']:.2f}" + ("" if score["deviation"] is None else f" ± {score['deviation']:.2f}")
 
 
 def _minirocket(recipe: Recipe, data: Prepared, seed: int, folder: RunFolder) -> dict[str, Any]:
@@ -168,7 +207,7 @@ def _minirocket(recipe: Recipe, data: Prepared, seed: int, folder: RunFolder) ->
     except ImportError as error:
         message = f"--against minirocket needs the extra `bench` (pip install 'muonssm[bench]'): {error}"
         raise ImportError(message) from error
-    train_set, test_set = (part.windows for part in (data.train, data.test))  # type: ignore[attr-defined]
+    train_set, test_set = (part.windows for part in (data.train, data.test))  # type: ignore[union-attr]
     model = MiniRocketClassifier(random_state=seed, n_jobs=-1)
     model.fit(train_set.x.mT.numpy(), train_set.y.numpy())
     found = model.predict(test_set.x.mT.numpy())

@@ -1,11 +1,17 @@
-"""`TrainingConfig`: how long, how fast, with what optimiser."""
+"""`TrainingConfig`: how long, how fast, with what optimiser, on how many processes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-OPTIMIZERS = ("adam", "adamw")
+CHOICES = {
+    "optimizer": ("adam", "adamw"),
+    "precision": ("float32", "bfloat16"),
+    "distributed": ("ddp", "fsdp2"),
+    "keep": ("best", "last"),
+    "checkpointing": (True, False),
+}
 
 
 @dataclass(frozen=True)
@@ -13,41 +19,73 @@ class TrainingConfig:
     """The defaults are the paper's for activity recognition (appendix B.4).
 
     Attributes:
-        epochs: at most so many passes over the training windows.
-        batch_size: windows a step.
-        learning_rate: at the start; a cosine takes it to zero over all epochs.
+        epochs: at most so many passes over the training data.
+        steps: so many optimiser steps in place of epochs; 0 goes by epochs.
+        evaluate_every: steps between validations and checkpoints; 0 is once an epoch.
+        batch_size: items a step, over all processes.
+        accumulation: in how many parts a process takes its share of a batch, to fit memory.
+        learning_rate: at the start; a cosine takes it to `final_rate` times that.
+        final_rate: where the cosine ends, as a part of the learning rate.
         warmup: part of all steps over which the learning rate rises first.
         weight_decay: of the optimiser; `"adam"` adds it to the gradient, `"adamw"` takes it from the weights.
         optimizer: `"adam"` or `"adamw"`.
+        beta1, beta2: of the optimiser.
         clip: largest norm of the gradient.
-        patience: epochs without a better validation accuracy before it ends; 0 never ends early.
+        patience: validations without a better score before it ends; 0 never ends early.
+        keep: the weights of the `"best"` validation, or the `"last"`.
         label_smoothing: part of the target that goes to all classes alike.
+        precision: `"float32"`, or `"bfloat16"` for autocast (weights and states stay float32).
+        checkpointing: whether activations are computed again in the backward pass, to save memory.
+        distributed: among processes of torchrun, `"ddp"` gives each a copy of the weights, `"fsdp2"` a share of them.
         seed: of weights, batches, dropout and augmentation.
     """
 
     epochs: int = 50
+    steps: int = 0
+    evaluate_every: int = 0
     batch_size: int = 16
+    accumulation: int = 1
     learning_rate: float = 1e-3
+    final_rate: float = 0.0
     warmup: float = 0.0
     weight_decay: float = 1e-4
     optimizer: str = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
     clip: float = 1.0
     patience: int = 10
+    keep: str = "best"
     label_smoothing: float = 0.0
+    precision: str = "float32"
+    checkpointing: bool = False
+    distributed: str = "ddp"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
-        for name, high in (("warmup", 1.0), ("weight_decay", math.inf), ("label_smoothing", 1.0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
-                raise ValueError(f"{name} is {value!r}; it may be in [0, {high:g}]")
+        least = {"epochs": 1, "batch_size": 1, "accumulation": 1}
+        for name in ("epochs", "steps", "evaluate_every", "batch_size", "accumulation", "patience", "seed"):
+            value, low = getattr(self, name), least.get(name, 0)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
+        high = {"weight_decay": math.inf}
+        for name in ("warmup", "weight_decay", "label_smoothing", "final_rate", "beta1", "beta2"):
+            value, top = getattr(self, name), high.get(name, 1.0)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= top:
+                raise ValueError(f"{name} is {value!r}; it may be in [0, {top:g}]")
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it may be a number > 0")
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer is {self.optimizer!r}; it may be one of {OPTIMIZERS}")
+        for name, may in CHOICES.items():
+            if getattr(self, name) not in may:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {may}")
+        if self.patience and self.keep == "last" and not self.evaluate_every and self.steps:
+            raise ValueError(f"patience is {self.patience}; without evaluate_every it may be 0")
+
+    def share(self, processes: int) -> int:
+        """Items that a process takes at once; raises if a batch cannot be shared out evenly."""
+        parts = processes * self.accumulation
+        if self.batch_size % parts:
+            told = f"{processes} processes and accumulation = {self.accumulation}"
+            raise ValueError(f"batch_size is {self.batch_size}; with {told} it may be a multiple of {parts}")
+        return self.batch_size // parts

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
+from ..tasks.task import Task
 from .folder import RunFolder
 
 
@@ -15,11 +17,22 @@ from .folder import RunFolder
 def evaluate(path: str | Path) -> dict[str, Any]:
     """Scores of the validation and the test part, as in the run's metrics.json."""
     recipe, _, model = RunFolder(path).load_model()
-    task, data = recipe.task, recipe.task.prepare()
-    scores = {}
-    for part in ("validation", "test"):
-        batches = DataLoader(getattr(data, part), 64, collate_fn=lambda items: task.collate(items, training=False))
-        outputs = [(model(batch["x"])["logits"], batch["labels"]) for batch in batches]
-        logits, labels = (torch.cat(parts).numpy() for parts in zip(*outputs, strict=True))
-        scores[part] = task.score(logits, labels)
-    return scores
+    data = recipe.task.prepare()
+    test = data.validation if data.test is None else data.test
+    parts = {"validation": data.validation, "test": test, **data.more}
+    found = {name: scores(recipe.task, model, part, recipe.training.batch_size) for name, part in parts.items()}
+    more = {name: found.pop(name) for name in data.more}
+    return {**found, "more": more} if more else found
+
+
+def scores(task: Task, model: nn.Module, part: Dataset, batch_size: int) -> dict[str, Any]:
+    """All scores of a model on one part."""
+    kept, count, total = [], 0, 0.0
+    for batch in DataLoader(part, batch_size, collate_fn=lambda items: task.collate(items, training=False)):
+        out, labels = model(**batch), batch["labels"]
+        count, total = count + len(labels), total + out["loss"].item() * len(labels)
+        kept.append((labels if task.by_loss else task.reduce(out["logits"], labels), labels))
+    if task.by_loss:
+        return task.score_loss(total / count)
+    predictions, labels = (torch.cat(parts).numpy() for parts in zip(*kept, strict=True))
+    return task.score(predictions, labels)

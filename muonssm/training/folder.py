@@ -3,10 +3,11 @@
 recipe.json         everything that was set
 versions.json       what it ran with
 facts.json          classes, channels and statistics of the data
-history.json        loss and scores of every epoch
-metrics.json        scores of the best epoch on validation data, and of the test part, scored once; its being
+history.json        loss and scores of every epoch; timing.json how long it took
+metrics.json        scores of the kept weights on validation data, and of the test part, scored once; its being
                     there means that the run is over
-model.safetensors   the weights of the best epoch; last.safetensors those of the last
+model.safetensors   the weights that are kept; last.safetensors those of the last epoch, where others are kept.
+                    A language model's folder has config.json and the tokenizer too: transformers loads it
 checkpoints/        to resume from
 tensorboard/        the same curves
 """
@@ -21,19 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..version import __version__
 from .recipe import Recipe
 
-PACKAGES = ("torch", "transformers", "accelerate", "numpy", "scikit-learn", "safetensors")
+PACKAGES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
 
 
 class RunFolder:
-    """Reading and writing of one run."""
+    """Reading and writing of one run. Of several processes only the first writes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.writes = os.environ.get("RANK", "0") == "0"
 
     @property
     def checkpoints(self) -> Path:
@@ -46,7 +48,7 @@ class RunFolder:
 
     def check(self, name: str, settings: Any, resume: bool) -> None:
         """Raises unless the folder is free, or is to be resumed and has the same settings in its file `name`."""
-        if not (self.path / name).is_file():
+        if not self.writes or not (self.path / name).is_file():
             return
         if not resume:
             raise ValueError(f"{self.path} has a run already; --resume takes it up, --output names another folder")
@@ -55,7 +57,8 @@ class RunFolder:
 
     def begin(self, name: str, settings: Any) -> None:
         """Makes the folder, with its settings in the file `name` and what it runs with."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        if self.writes:
+            self.path.mkdir(parents=True, exist_ok=True)
         versions = {package: metadata.version(package) for package in PACKAGES}
         self.write("versions.json", {"muonssm": __version__, "threads": torch.get_num_threads(), **versions})
         self.write(name, settings)
@@ -72,6 +75,8 @@ class RunFolder:
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file, all of it or nothing."""
+        if not self.writes:
+            return
         with _atomic(self.path / name) as part:
             part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False))
 
@@ -86,22 +91,49 @@ class RunFolder:
         """A safetensors file, all of it or nothing."""
         from safetensors.torch import save_file
 
+        if not self.writes:
+            return
         with _atomic(self.path / name) as part:
             save_file({key: tensor.contiguous() for key, tensor in weights.items()}, part)
 
-    def load_model(self) -> tuple[Recipe, dict[str, Any], nn.Module]:
-        """The recipe, the facts of its data, and the trained model."""
+    def save_model(self, model: Any, weights: dict[str, Tensor]) -> None:
+        """The weights as model.safetensors; of a transformers model everything that loads it again."""
+        if not self.writes:
+            return
+        if not hasattr(model, "save_pretrained"):
+            self.save_weights("model.safetensors", weights)
+            return
+        whole = self.path / "model.part"
+        model.save_pretrained(whole, state_dict=weights)
+        for file in sorted(whole.iterdir()):
+            file.replace(self.path / file.name)
+        whole.rmdir()
+
+    def load_model(self, *kinds: str) -> tuple[Recipe, Any, Any]:
+        """The recipe, the facts of its data, and the trained model; raises if the task is none of `kinds`."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         recipe, facts = Recipe.from_dict(self.read("recipe.json")), self.read("facts.json")
+        if kinds and recipe.kind not in kinds:
+            raise ValueError(
+                f"RUN is {str(self.path)!r}, of the task {recipe.kind}; it may be one of {', '.join(kinds)}"
+            )
         model = recipe.task.build_model(facts)
         try:
-            model.load_state_dict(load_file(self.path / "model.safetensors"))
-        except (SafetensorError, RuntimeError) as error:
+            weights = load_file(self.path / "model.safetensors")
+            tied = getattr(model, "all_tied_weights_keys", {})
+            weights |= {name: weights[source] for name, source in tied.items() if source in weights}
+            model.load_state_dict(weights)
+        except (SafetensorError, RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"RUN is {str(self.path)!r}, whose model.safetensors cannot be used: {reason}") from error
         return recipe, facts, model.eval()
+
+
+def as_json(content: Any) -> Any:
+    """What reading gives back of what is written."""
+    return json.loads(json.dumps(_finite(content)))
 
 
 def _finite(content: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..tasks.activity import METRICS
+from ..tasks.activity import METRICS, ActivityTask
+from ..tasks.task import Task
 
 _TABLE = {
     ("MuWiGes", "mamba"): ((96.25, 96.31, 96.24, 96.25), (97.64, 97.47, 97.44, 97.45)),
@@ -17,9 +18,9 @@ _TABLE = {
 }
 
 
-def published(source: str, backbone: str) -> dict[str, dict[str, float]]:
+def published(task: Task) -> dict[str, dict[str, float]]:
     """What the paper reports, by kind (`"plain"`, `"muon"`) and metric; nothing where it reports nothing."""
-    if (source, backbone) not in _TABLE:
+    if not isinstance(task, ActivityTask) or (task.data.source, task.model.backbone) not in _TABLE:
         return {}
-    kinds = zip(("plain", "muon"), _TABLE[source, backbone], strict=True)
+    kinds = zip(("plain", "muon"), _TABLE[task.data.source, task.model.backbone], strict=True)
     return {kind: dict(zip(METRICS, figures, strict=True)) for kind, figures in kinds}

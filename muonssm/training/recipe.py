@@ -5,24 +5,28 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..data.activity import ActivityConfig
-from ..models.activity import ActivityModelConfig
-from ..ops import Muon
-from ..tasks.activity import ActivityTask
-from ..tasks.augment import Augmentation
+from ..tasks.task import Task
 from .config import TrainingConfig
 
 PLACE = Path(__file__).parent.parent / "recipes"
-SECTIONS: dict[str, Any] = {
-    "data": ActivityConfig,
-    "model": ActivityModelConfig,
-    "muon": Muon,
-    "augment": Augmentation,
-    "training": TrainingConfig,
+# By name in a recipe: the module and class of the task. Each is imported when it is asked for, for each has its extra.
+TASKS = {
+    "activity": ("activity", "ActivityTask"),
+    "language": ("language", "LanguageTask"),
+    "recall": ("recall", "RecallTask"),
 }
+
+
+def task_of(name: Any) -> type[Task]:
+    """The class of a task."""
+    if name not in TASKS:
+        raise ValueError(f"task is {name!r}; it may be one of {', '.join(TASKS)}")
+    module, kind = TASKS[name]
+    return getattr(import_module(f"muonssm.tasks.{module}"), kind)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Recipe:
     """What is trained, on what, and how."""
 
     name: str
-    task: ActivityTask
+    kind: str
+    task: Task
     training: TrainingConfig
 
     @classmethod
@@ -44,25 +49,27 @@ class Recipe:
             content = tomllib.loads(path.read_text())
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path} is not TOML: {error}") from error
+        sections = (*task_of(content.get("task", "activity")).sections, "training")
         for change in changes:
-            _apply(content, change)
+            _apply(content, change, sections)
         return cls.from_dict({"name": path.stem, **content})
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Recipe:
         """The inverse of `to_dict`; sections and keys that are left out have their defaults."""
         content = dict(content)
-        name = content.pop("name", "recipe")
-        unknown = [key for key in content if key not in SECTIONS]
+        name, kind = content.pop("name", "recipe"), content.pop("task", "activity")
+        task = task_of(kind)
+        unknown = [key for key in content if key not in (*task.sections, "training")]
         if unknown:
-            raise ValueError(f"the recipe has {unknown[0]!r}; it may have the sections {', '.join(SECTIONS)}")
-        built = {section: _build(section, content.get(section, {})) for section in SECTIONS}
-        training = built.pop("training")
-        return cls(name, ActivityTask(**built), training)
+            may = ", ".join((*task.sections, "training"))
+            raise ValueError(f"the recipe has {unknown[0]!r}; it may have the sections {may}")
+        built = {section: _build(section, part, content.get(section, {})) for section, part in task.sections.items()}
+        return cls(name, kind, task(**built), _build("training", TrainingConfig, content.get("training", {})))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON."""
-        return {"name": self.name, **asdict(self.task), "training": asdict(self.training)}
+        return {"name": self.name, "task": self.kind, **asdict(self.task), "training": asdict(self.training)}
 
     def variant(self, plain: bool, seed: int, fold: int) -> Recipe:
         """One run of a comparison."""
@@ -70,8 +77,7 @@ class Recipe:
         return replace(self, task=task, training=replace(self.training, seed=seed))
 
 
-def _build(section: str, values: Any) -> Any:
-    kind = SECTIONS[section]
+def _build(section: str, kind: Any, values: Any) -> Any:
     if not isinstance(values, dict):
         raise ValueError(f"{section} is {values!r}; it may be a section with keys")
     known = [field.name for field in fields(kind)]
@@ -85,7 +91,7 @@ def _build(section: str, values: Any) -> Any:
         raise ValueError(f"in {section}: {error}") from error
 
 
-def _apply(content: dict[str, Any], change: str) -> None:
+def _apply(content: dict[str, Any], change: str, sections: Sequence[str]) -> None:
     """Puts `section.key=value` into the content; the value is TOML, or else a string."""
     path, equals, text = change.partition("=")
     section, dot, key = path.strip().partition(".")
@@ -95,8 +101,8 @@ def _apply(content: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = {"True": True, "False": False}.get(text.strip(), text.strip())
-    if section not in SECTIONS:
-        raise ValueError(f"--set has the section {section!r}; it may be one of {', '.join(SECTIONS)}")
+    if section not in sections:
+        raise ValueError(f"--set has the section {section!r}; it may be one of {', '.join(sections)}")
     values = content.setdefault(section, {})
     if isinstance(values, dict):  # what else it may be is said where the section is built
         values[key] = value

@@ -189,7 +189,7 @@ def test_the_watch_recipe_is_the_papers():
         ("wacht", [], "RECIPE is 'wacht'; it may be one of .*watch.*, or a .toml file"),
         ("watch", ["epochs=3"], "--set is 'epochs=3'; it may be section.key=value"),
         ("watch", ["train.epochs=3"], "--set has the section 'train'; it may be one of data, model, muon"),
-        ("watch", ["training.epoch=3"], "training has 'epoch'; it may have epochs, batch_size"),
+        ("watch", ["training.epoch=3"], "training has 'epoch'; it may have epochs, steps"),
         ("watch", ["training.epochs=many"], "in training: epochs is 'many'; it may be an integer >= 1"),
         ("watch", ["model.bidirectional=no"], "bidirectional is 'no'; it may be one of"),
         ("watch", ["model.momentum=foo"], "momentum is 'foo'; it may be one of"),

@@ -1,0 +1,106 @@
+"""`Task`: what training needs to know of a job: its data, its model, its loss and its scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+
+class Metric(NamedTuple):
+    """A score: its name in files, how it is shown, its unit (`"%"` or nothing), and whether more of it is better."""
+
+    name: str
+    title: str
+    unit: str
+    higher: bool
+
+    def show(self, value: float | None) -> str:
+        """The score with its unit; nothing is known of a run that diverged."""
+        return "not a number" if value is None else f"{value:.2f}{self.unit}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data ready to train on, and what has to be known of it later, as JSON.
+
+    Attributes:
+        train, validation: the parts to learn from and to choose by.
+        test: scored once at the end; None where nothing is chosen, so that the validation part is the test.
+        facts: as JSON.
+        more: further test parts by name, such as other lengths.
+    """
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset | None
+    facts: dict[str, Any]
+    more: dict[str, Dataset] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """The sections of a recipe but for `training`; a field each.
+
+    Attributes:
+        sections: what the sections are.
+        metrics: the scores; the first chooses among epochs and is what comparisons speak of.
+        extra: the extra of the package that it needs.
+        by_loss: whether the scores follow from the loss alone, so that no predictions are kept.
+        folds: in how many ways the data can be split.
+    """
+
+    sections: ClassVar[dict[str, Any]]
+    metrics: ClassVar[tuple[Metric, ...]]
+    extra: ClassVar[str]
+    by_loss: ClassVar[bool] = False
+
+    @property
+    def folds(self) -> int:
+        return 1
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is trained on what, in a few words."""
+
+    @abstractmethod
+    def plain(self) -> Self:
+        """The same without Muon."""
+
+    @abstractmethod
+    def prepare(self) -> Prepared:
+        """Loads the data."""
+
+    @abstractmethod
+    def build_model(self, facts: dict[str, Any]) -> nn.Module:
+        """The network for data of these facts, with weights from torch's default generator."""
+
+    @abstractmethod
+    def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
+        """A batch as the model takes it."""
+
+    def on_fold(self, fold: int) -> Self:
+        """The same on another split of the data."""
+        if fold:
+            raise ValueError(f"fold is {fold}; of this task it may be 0")
+        return self
+
+    def reduce(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What is kept of a batch's logits for `score`."""
+        return logits
+
+    def score(self, predictions: Any, labels: Any) -> dict[str, Any]:
+        """All scores of what `reduce` kept."""
+        raise NotImplementedError
+
+    def score_loss(self, loss: float) -> dict[str, Any]:
+        """All scores, of a task that goes by its loss."""
+        raise NotImplementedError
+
+    def tokens_per_item(self) -> int | None:
+        """Tokens of one item of the data, where speed is counted in tokens."""
+        return None

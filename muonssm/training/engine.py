@@ -1,0 +1,172 @@
+"""`TaskTrainer`: transformers' Trainer for any task: the optimiser, the loss and the scores of this library.
+
+Why this engine: it brings accelerate's DDP and FSDP2, exact resuming, gradient accumulation and callbacks, and whoever
+trains with transformers knows it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from ..layers import Mixer
+from ..tasks.task import Prepared
+from .config import TrainingConfig
+from .folder import RunFolder
+from .progress import Clock
+from .recipe import Recipe
+
+
+def processes() -> int:
+    """How many torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -> TrainingArguments:
+    """The recipe's training section as transformers spells it."""
+    config = recipe.training
+    share = config.share(processes())
+    steps = config.steps or -(-items // config.batch_size) * config.epochs
+    best = recipe.task.metrics[0]
+    rhythm = "steps" if config.evaluate_every else "epoch"
+    cosine = {"lr_scheduler_type": "cosine"}
+    if config.final_rate:
+        cosine = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": config.final_rate}}  # type: ignore[dict-item]
+    return TrainingArguments(
+        output_dir=str(folder.checkpoints.resolve()),
+        num_train_epochs=epochs,
+        max_steps=config.steps or -1,
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share * (1 if recipe.task.by_loss else 4),
+        gradient_accumulation_steps=config.accumulation,
+        learning_rate=config.learning_rate,
+        warmup_steps=round(config.warmup * steps),
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.clip,
+        seed=config.seed,
+        bf16=config.precision == "bfloat16",
+        gradient_checkpointing=config.checkpointing,
+        eval_strategy=rhythm,
+        eval_steps=config.evaluate_every or None,
+        save_strategy=rhythm,
+        save_steps=config.evaluate_every or 500,
+        logging_strategy=rhythm,
+        logging_steps=max(1, config.evaluate_every // 10) if config.evaluate_every else 500,
+        save_total_limit=2,
+        load_best_model_at_end=config.keep == "best",
+        metric_for_best_model=best.name,
+        greater_is_better=best.higher,
+        prediction_loss_only=recipe.task.by_loss,
+        restore_callback_states_from_checkpoint=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend="gloo" if processes() > 1 and not torch.cuda.is_available() else None,
+        ddp_find_unused_parameters=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **cosine,  # type: ignore[arg-type]
+    )
+
+
+class TaskTrainer(Trainer):
+    """transformers' Trainer for a task of ours."""
+
+    model: nn.Module
+
+    def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, data: Prepared) -> None:
+        self.recipe, self.task = recipe, recipe.task
+        self.last_weights: dict[str, Tensor] = {}
+        tokens = recipe.task.tokens_per_item()
+        self.clock = Clock(None if tokens is None else tokens * recipe.training.batch_size)
+        super().__init__(
+            model,
+            arguments,
+            data_collator=functools.partial(recipe.task.collate, training=False),
+            train_dataset=data.train,
+            eval_dataset=data.validation,
+            compute_metrics=None if self.task.by_loss else self._compute,
+            preprocess_logits_for_metrics=self._reduce,
+            callbacks=[self.clock],
+        )
+
+    def _reduce(self, logits: Any, labels: Tensor) -> Tensor:
+        return self.task.reduce(logits[0] if isinstance(logits, tuple) else logits, labels)
+
+    def _compute(self, prediction: Any) -> dict[str, float]:
+        scores = self.task.score(prediction.predictions, prediction.label_ids)
+        return {metric.name: scores[metric.name] for metric in self.task.metrics}
+
+    def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
+        """Adds the scores that follow from the loss."""
+        output: Any = super().evaluation_loop(*arguments, **options)
+        if self.task.by_loss:
+            for key in [key for key in output.metrics if key.endswith("_loss")]:
+                prefix = key.removesuffix("loss")
+                scores = self.task.score_loss(output.metrics[key])
+                output.metrics.update({f"{prefix}{name}": value for name, value in scores.items()})
+        return output
+
+    def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
+        """With the time it took."""
+        self.clock.add(logs, self.state.global_step)
+        super().log(logs, *arguments, **options)
+
+    def scored(self, dataset: Any) -> dict[str, Any]:
+        """All scores of the model on one part."""
+        prediction: Any = self.predict(dataset)
+        if self.task.by_loss:
+            return self.task.score_loss(prediction.metrics["test_loss"])
+        return self.task.score(prediction.predictions, prediction.label_ids)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The model's own loss; while it trains, with smoothed labels if asked for."""
+        smoothing = self.recipe.training.label_smoothing
+        if not (smoothing and model.training):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        outputs = model(**inputs)
+        logits, labels = outputs["logits"].flatten(0, -2), inputs["labels"].flatten()
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return (loss, outputs) if return_outputs else loss
+
+    def get_train_dataloader(self) -> Any:
+        """Batches as in evaluation, but made for training."""
+        evaluating = self.data_collator
+        self.data_collator = functools.partial(self.task.collate, training=True)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = evaluating
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Adam as the paper has it, or AdamW; what is marked so is spared weight decay."""
+        if self.optimizer is None:
+            config: TrainingConfig = self.recipe.training
+            groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+            network = self.model if model is None else model
+            mixers = [(prefix, module) for prefix, module in network.named_modules() if isinstance(module, Mixer)]
+            spared = {f"{prefix}.{name}" for prefix, mixer in mixers for name in mixer.no_weight_decay()}
+            for name, parameter in network.named_parameters():
+                groups[name in spared].append(parameter)
+            decays = [config.weight_decay, 0.0]
+            listed = [{"params": g, "weight_decay": d} for g, d in zip(groups.values(), decays, strict=True) if g]
+            kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+            self.optimizer = kind(listed, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+        return self.optimizer
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's, gathered from all processes."""
+        return self.accelerator.get_state_dict(self.model_wrapped)
+
+    def _load_best_model(self) -> None:
+        self.last_weights = {name: tensor.clone() for name, tensor in self.weights().items()}
+        super()._load_best_model()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
@@ -100,6 +101,10 @@ class Task(ABC):
     def score_loss(self, loss: float) -> dict[str, Any]:
         """All scores, of a task that goes by its loss."""
         raise NotImplementedError
+
+    def companions(self, facts: dict[str, Any]) -> list[Path]:
+        """Files that belong beside the weights of a run."""
+        return []
 
     def tokens_per_item(self) -> int | None:
         """Tokens of one item of the data, where speed is counted in tokens."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,12 @@ class RunFolder:
             return
         with _atomic(self.path / name) as part:
             save_file({key: tensor.contiguous() for key, tensor in weights.items()}, part)
+
+    def keep(self, files: list[Path]) -> None:
+        """Copies of files."""
+        for file in files if self.writes else ():
+            with _atomic(self.path / file.name) as part:
+                shutil.copyfile(file, part)
 
     def save_model(self, model: Any, weights: dict[str, Tensor]) -> None:
         """The weights as model.safetensors; of a transformers model everything that loads it again."""

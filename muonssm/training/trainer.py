@@ -35,6 +35,7 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Pr
     model = recipe.task.build_model(data.facts)
     folder.begin("recipe.json", recipe.to_dict())
     folder.write("facts.json", data.facts)
+    folder.keep(recipe.task.companions(data.facts))
     trainer = _run(recipe, model, data, folder)
     if trainer.last_weights:
         folder.save_weights("last.safetensors", trainer.last_weights)

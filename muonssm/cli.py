@@ -17,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="muonssm", description="State space models with Muon memory updates.")
     parser.add_argument("--version", action="version", version=f"muonssm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_info, _add_bench, _add_train, _add_compare, _add_eval, _add_predict, _add_stream):
+    adding = (_add_info, _add_bench, _add_prepare, _add_train, _add_compare, _add_eval, _add_predict, _add_stream)
+    for add in (*adding, _add_generate, _add_needle):
         add(commands)
     parsed = parser.parse_args(arguments)
     try:
@@ -61,18 +62,52 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--output", default="runs/bench", help="folder for what is measured, and a picture")
     bench.add_argument("--mixers", action="store_true", help="whole mixers in place of the operator")
     bench.add_argument("--training", action="store_true", help="training steps of the activity recipe")
+    bench.add_argument("--language", action="store_true", help="training and decoding of small language models")
     bench.add_argument("--rounds", type=int, default=15, help="rounds of which the best counts")
     bench.add_argument("--threads", type=int, default=2)
     bench.add_argument("--longest", type=int, default=131072, help="where the sweep over lengths ends")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from .bench import mixers, suite, training
+    from .bench import language, mixers, suite, training
 
-    for asked, module in ((arguments.mixers, mixers), (arguments.training, training)):
-        if asked:
+    asked = ((arguments.mixers, mixers), (arguments.training, training), (arguments.language, language))
+    for wanted, module in asked:
+        if wanted:
             return module.run(Path(arguments.output), arguments.rounds, arguments.threads)
     return suite.run(Path(arguments.output), arguments.rounds, arguments.threads, arguments.longest)
+
+
+def _add_prepare(commands: Any) -> None:
+    prepare = _command(commands, "prepare", _prepare, "language", "text to token shards to train language models on")
+    prepare.add_argument("source", metavar="SOURCE", help="stdlib, fineweb-edu, alpaca, owner/name, a file or a folder")
+    prepare.add_argument("--output", required=True, help="folder of the tokens")
+    prepare.add_argument("--tokenizer", help="a name on the hub, a folder or a tokenizer.json; or one is trained")
+    prepare.add_argument("--vocab-size", type=int, default=32000, help="of a tokenizer that is trained")
+    prepare.add_argument("--kind", help="text or instructions; by default what the source is")
+    prepare.add_argument("--field", default="text", help="the field of a row that has the text")
+    prepare.add_argument("--validation", type=float, help="share of documents to validate on")
+    prepare.add_argument("--limit", type=int, help="only the first so many documents")
+    prepare.add_argument("--cut", type=int, help="files of more characters become several documents")
+    prepare.add_argument("--revision", help="commit, branch or tag of a data set on the hub")
+    prepare.add_argument("--shard-tokens", type=int, default=100_000_000)
+    prepare.add_argument("--max-length", type=int, default=2048, help="tokens of an instruction and its response")
+    prepare.add_argument("--resume", action="store_true", help="goes on where an earlier job stopped")
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from dataclasses import fields
+
+    from .data.prepare import PrepareConfig, prepare
+
+    given: dict[str, Any] = {f.name: getattr(arguments, f.name, f.default) for f in fields(PrepareConfig)}
+    manifest = prepare(PrepareConfig(**given), Path(arguments.output), arguments.resume)
+    for part in ("train", "validation"):
+        print(f"{part:<11}{manifest[part]['documents']:>12,} documents{manifest[part]['tokens']:>16,} tokens")
+    for reason, lost in manifest["left_out"].items():
+        print(f"left out   {lost['count']:>12,} {reason}: {', '.join(lost['names'][:3])}")
+    print(f"the tokens are in {arguments.output}; train on them with --set data.source={arguments.output}")
+    return 0
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +131,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
         return 0
     _print_scores(recipe, metrics)
+    for text in recipe.task.show(output):
+        print(text)
     print(f"the run is in {output}")
     return 0
 
@@ -132,16 +169,45 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_eval(commands: Any) -> None:
-    _add_run(_command(commands, "eval", _eval, "activity", "scores a run again from its weights"))
+    parser = _command(commands, "eval", _eval, "activity", "scores a run again, or a language model on lm-eval's tasks")
+    _add_run(parser)
+    parser.add_argument("--tasks", help="`paper`, lm-eval's names or own .yaml files, with commas between")
+    parser.add_argument("--include", metavar="FOLDER", help="a folder of further lm-eval tasks")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--limit", type=int, help="only the first so many examples of each task")
+    parser.add_argument("--max-length", type=int, help="tokens of context; the model's training length by default")
+    parser.add_argument("--resume", action="store_true", help="keeps the tasks that are in zero-shot.json")
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    if arguments.tasks is not None:
+        return _zero_shot(arguments)
     from .training.evaluate import evaluate
     from .training.folder import RunFolder
     from .training.recipe import Recipe
 
     scores = evaluate(arguments.folder)
     _print_scores(Recipe.from_dict(RunFolder(arguments.folder).read("recipe.json")), scores)
+    return 0
+
+
+def _zero_shot(arguments: argparse.Namespace) -> int:
+    from .tasks.harness import TaskDataError, run_harness, table
+    from .tasks.pretrained import load_pretrained
+    from .training.folder import RunFolder
+    from .training.published_language import published_zero_shot
+
+    arguments.extra = "language"
+    found, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
+    settings = (arguments.include, arguments.batch_size, arguments.limit, arguments.max_length)
+    save, done = folder.record("zero-shot.json", arguments.resume)
+    figures = published_zero_shot(found.backbone)
+    try:
+        result = run_harness(*found, arguments.tasks.split(","), *settings, save, done)
+    except TaskDataError as error:  # what could be scored is not lost
+        print(table(error.result, figures))
+        raise
+    print(table(result, figures))
     return 0
 
 
@@ -177,6 +243,65 @@ def _stream(arguments: argparse.Namespace) -> int:
     rows = rows_from(sys.stdin, facts["channels"]) if piped else rows_of(arguments.file, config, facts)
     for found in stream(model, config, facts, rows):
         print(found, flush=True)
+    return 0
+
+
+def _add_generate(commands: Any) -> None:
+    generate = _command(commands, "generate", _generate, "language", "text from a language model, as it comes")
+    _add_run(generate)
+    generate.add_argument("prompt", metavar="PROMPT", help="what the text begins with")
+    generate.add_argument("--max-new-tokens", type=int, default=200)
+    generate.add_argument("--temperature", type=float, default=0.8)
+    generate.add_argument("--top-p", type=float, default=0.95)
+    generate.add_argument("--top-k", type=int, default=0, help="0 for no bound")
+    generate.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    generate.add_argument("--seed", type=int)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from .tasks.generate import generate_text
+    from .tasks.pretrained import load_pretrained
+
+    model, tokenizer = load_pretrained(arguments.folder)
+    names = ("max_new_tokens", "temperature", "top_p", "top_k", "greedy", "seed")
+    settings = {name: getattr(arguments, name) for name in names}
+    print(arguments.prompt, end="", flush=True)
+    generate_text(model, tokenizer, arguments.prompt, **settings, stream=lambda text: print(text, end="", flush=True))
+    print()
+    return 0
+
+
+def _add_needle(commands: Any) -> None:
+    needle = _command(commands, "needle", _needle, "language", "the needle in a haystack: table and heat map")
+    _add_run(needle)
+    needle.add_argument("--lengths", default="2048,4096,8192", help="tokens of prompt and answer, with commas between")
+    needle.add_argument("--variants", default="pk,number,uuid")
+    needle.add_argument("--samples", type=int, default=500)
+    needle.add_argument("--answer-tokens", type=int, default=128)
+    needle.add_argument("--batch-size", type=int, default=8)
+    needle.add_argument("--essay", metavar="FILE", help="any text to hide needles in; Python's reference by default")
+    needle.add_argument("--seed", type=int, default=0)
+    needle.add_argument("--resume", action="store_true", help="keeps what is in needle.json")
+
+
+def _needle(arguments: argparse.Namespace) -> int:
+    from .analysis.heatmap import write_heatmap
+    from .tasks.needle import NeedleTest, run_needle, table
+    from .tasks.pretrained import load_pretrained
+    from .training.folder import RunFolder
+
+    try:
+        lengths = tuple(int(length) for length in arguments.lengths.split(","))
+    except ValueError as error:
+        raise ValueError(f"--lengths is {arguments.lengths!r}; it may be numbers with commas between") from error
+    names = ("samples", "answer_tokens", "seed", "batch_size")
+    test = NeedleTest(lengths, tuple(arguments.variants.split(",")), **{n: getattr(arguments, n) for n in names})
+    essay = None if arguments.essay is None else Path(arguments.essay).read_text(encoding="utf-8")
+    found, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
+    save, done = folder.record("needle.json", arguments.resume)
+    result = run_needle(*found, test, essay, done, save)
+    print(table(result))
+    print(f"\nthe heat map is {write_heatmap(result, folder.path / 'needle.html')}")
     return 0
 
 

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "bench": {"info", "ops", "layers", "models", "data", "tasks", "training"},
     "analysis": {"ops", "layers", "models", "data", "tasks", "training"},
     "info": {"ops"},
-    "cli": {"bench", "analysis", "training", "tasks", "info"},
+    "cli": {"bench", "analysis", "training", "tasks", "data", "info"},
 }
 OWN = "muonssm"
 

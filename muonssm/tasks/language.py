@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,11 @@ from ..data.prepare import embedded
 from ..data.tokens import Blocks, PreparedTokens, TokenPart, open_tokens
 from ..models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, preset
 from ..ops import Muon
+from .generate import generate_text
+from .pretrained import load_pretrained
 from .task import Metric, Prepared, Task
+
+SAMPLES = ("import ", "def ", "class ")  # what samples begin with, where the text is Python's
 
 
 @dataclass(frozen=True)
@@ -142,13 +147,14 @@ class LanguageTask(Task):
         eos = facts["eos_token_id"]
         told: dict[str, Any] = {"bos_token_id": eos, "eos_token_id": eos, "max_position_embeddings": self.data.length}
         if self.model.start is None:
-            return MuonSSMForCausalLM(self.model.build(self.muon, vocab_size=facts["vocab_size"], **told))
-        settings = {"muon": asdict(self.muon), "momentum": self.model.momentum}
+            told |= {"vocab_size": facts["vocab_size"], "architectures": [MuonSSMForCausalLM.__name__]}
+            return MuonSSMForCausalLM(self.model.build(self.muon, **told))
+        settings: dict[str, Any] = {"muon": asdict(self.muon), "momentum": self.model.momentum}
         model = MuonSSMForCausalLM.from_pretrained(self.model.start, **settings)
         have, need = model.config.vocab_size, facts["vocab_size"]
         if have < need:
-            told = f"model.start is {self.model.start!r} with {have} tokens, and the data has {need}"
-            raise ValueError(f"{told}; prepare the data with the tokenizer of that model")
+            start = f"model.start is {self.model.start!r} with {have} tokens, and the data has {need}"
+            raise ValueError(f"{start}; prepare the data with the tokenizer of that model")
         return model
 
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
@@ -165,6 +171,12 @@ class LanguageTask(Task):
 
     def tokens_per_item(self) -> int:
         return self.data.length
+
+    def show(self, run: Path) -> Iterator[str]:
+        """Samples, the same for the same weights."""
+        model, tokenizer = load_pretrained(run)
+        for prompt in SAMPLES if self.data.source == "stdlib" else ("",):
+            yield f"--- sample ---\n{prompt}{generate_text(model, tokenizer, prompt, max_new_tokens=80, seed=0)}"
 
     def companions(self, facts: dict[str, Any]) -> list[Path]:
         return [Path(facts["folder"]) / name for name in facts["tokenizer_files"]]

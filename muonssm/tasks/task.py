@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -105,6 +106,10 @@ class Task(ABC):
     def companions(self, facts: dict[str, Any]) -> list[Path]:
         """Files that belong beside the weights of a run."""
         return []
+
+    def show(self, run: Path) -> Iterator[str]:
+        """What a finished run has to show besides its scores."""
+        return iter(())
 
     def tokens_per_item(self) -> int | None:
         """Tokens of one item of the data, where speed is counted in tokens."""

@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
 
 from ..layers import Mixer
 from ..tasks.task import Prepared
@@ -21,6 +24,8 @@ from .config import TrainingConfig
 from .folder import RunFolder
 from .progress import Clock
 from .recipe import Recipe
+
+IGNORED = -100  # a label that no loss counts
 
 
 def processes() -> int:
@@ -72,6 +77,8 @@ def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -
         ddp_backend="gloo" if processes() > 1 and not torch.cuda.is_available() else None,
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=torch.cuda.is_available(),
+        fsdp=config.distributed == "fsdp2" and processes() > 1,  # type: ignore[arg-type]
+        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": ["Block"]},
         **cosine,  # type: ignore[arg-type]
     )
 
@@ -104,15 +111,39 @@ class TaskTrainer(Trainer):
         scores = self.task.score(prediction.predictions, prediction.label_ids)
         return {metric.name: scores[metric.name] for metric in self.task.metrics}
 
-    def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
-        """Adds the scores that follow from the loss."""
-        output: Any = super().evaluation_loop(*arguments, **options)
-        if self.task.by_loss:
-            for key in [key for key in output.metrics if key.endswith("_loss")]:
-                prefix = key.removesuffix("loss")
-                scores = self.task.score_loss(output.metrics[key])
-                output.metrics.update({f"{prefix}{name}": value for name, value in scores.items()})
-        return output
+    def create_accelerator_and_postprocess(self) -> None:
+        """accelerate shards over GPUs alone, though FSDP2 works over gloo as well: so that CPUs may do it too."""
+        super().create_accelerator_and_postprocess()
+        state = self.accelerator.state
+        if self.args.fsdp_plugin_args and state.distributed_type == DistributedType.MULTI_CPU:
+            state.distributed_type = DistributedType.FSDP
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
+
+    def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
+        """For tasks that go by their loss: its exact mean over all labels, the same for any number of processes."""
+        if not self.task.by_loss:
+            return super().evaluation_loop(dataloader, *arguments, **options)
+        prefix = options.get("metric_key_prefix", "eval")
+        scores = self.task.score_loss(self._mean_loss(dataloader.dataset))
+        metrics = {f"{prefix}_{name}": value for name, value in scores.items()}
+        return EvalLoopOutput(None, None, metrics, len(dataloader.dataset))  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def _mean_loss(self, dataset: Any) -> float:
+        """Every process takes its turns, as many as the others (sharded weights need all of them at once)."""
+        size, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
+        total = torch.zeros(2, dtype=torch.float64)
+        self.model.eval()
+        for first in range(rank * size, rank * size - (-len(dataset) // (size * world)) * size * world, size * world):
+            items = [dataset[i] for i in range(first, min(first + size, len(dataset)))]
+            batch = self._prepare_inputs(self.task.collate(items or [dataset[0]], training=False))
+            with self.accelerator.autocast():
+                loss = self.model(**batch)["loss"]
+            labels = (batch["labels"] != IGNORED).sum() if items else torch.tensor(0)
+            total += torch.stack([loss.detach().double().cpu() * labels.cpu(), labels.cpu().double()])
+        summed: Any = self.accelerator.reduce(total.to(self.args.device), reduction="sum")
+        return (summed[0] / summed[1]).item()
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         """With the time it took."""
@@ -164,8 +195,9 @@ class TaskTrainer(Trainer):
         return self.optimizer
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's, gathered from all processes."""
-        return self.accelerator.get_state_dict(self.model_wrapped)
+        """The model's; shares are gathered from all processes."""
+        weights = self.model.state_dict()
+        return {name: w.full_tensor() if isinstance(w, DTensor) else w for name, w in weights.items()}
 
     def _load_best_model(self) -> None:
         self.last_weights = {name: tensor.clone() for name, tensor in self.weights().items()}

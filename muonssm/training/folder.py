@@ -14,10 +14,12 @@ tensorboard/        the same curves
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,13 @@ class RunFolder:
             raise ValueError(f"RUN is {str(self.path)!r}, which has no {name}; it may be the folder of a finished run")
         return json.loads(path.read_text())
 
+    def record(self, name: str, resume: bool) -> tuple[Callable[[Any], None], Any]:
+        """A file for a job that saves as it goes: how to write it, and what an earlier one left, if it is resumed."""
+        there = (self.path / name).is_file()
+        if there and not resume:
+            raise ValueError(f"{self.path / name} is there already; --resume keeps it, or move it away")
+        return functools.partial(self.write, name), self.read(name) if there else None
+
     def save_weights(self, name: str, weights: dict[str, Tensor]) -> None:
         """A safetensors file, all of it or nothing."""
         from safetensors.torch import save_file
@@ -95,7 +104,8 @@ class RunFolder:
         if not self.writes:
             return
         with _atomic(self.path / name) as part:
-            save_file({key: tensor.contiguous() for key, tensor in weights.items()}, part)
+            tensors = {key: tensor.contiguous() for key, tensor in weights.items()}
+            save_file(tensors, part, metadata={"format": "pt"})
 
     def keep(self, files: list[Path]) -> None:
         """Copies of files."""
@@ -104,17 +114,15 @@ class RunFolder:
                 shutil.copyfile(file, part)
 
     def save_model(self, model: Any, weights: dict[str, Tensor]) -> None:
-        """The weights as model.safetensors; of a transformers model everything that loads it again."""
-        if not self.writes:
-            return
-        if not hasattr(model, "save_pretrained"):
-            self.save_weights("model.safetensors", weights)
-            return
-        whole = self.path / "model.part"
-        model.save_pretrained(whole, state_dict=weights)
-        for file in sorted(whole.iterdir()):
-            file.replace(self.path / file.name)
-        whole.rmdir()
+        """The weights as model.safetensors; of a transformers model everything that loads it again.
+
+        Not by its `save_pretrained`, which needs all processes where weights are sharded.
+        """
+        tied = getattr(model, "all_tied_weights_keys", {})
+        self.save_weights("model.safetensors", {name: value for name, value in weights.items() if name not in tied})
+        if self.writes and hasattr(model, "generation_config"):
+            model.config.save_pretrained(self.path)
+            model.generation_config.save_pretrained(self.path)
 
     def load_model(self, *kinds: str) -> tuple[Recipe, Any, Any]:
         """The recipe, the facts of its data, and the trained model; raises if the task is none of `kinds`."""

@@ -31,7 +31,7 @@ class MuonSSMConfig(PreTrainedConfig):
     """
 
     model_type = "muonssm"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  transformers adds lists to it
 
     vocab_size: int = 32000
     hidden_size: int = 672

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..data.tokenizer import load_tokenizer
 from ..models.language import MuonSSMConfig, MuonSSMForCausalLM
+from .quiet import without_bars
 
 MAY_BE = "the folder of a finished language run, or one that save_pretrained wrote, with its tokenizer"
 
@@ -33,23 +32,9 @@ def load_pretrained(folder: str | Path) -> Pretrained:
         config = MuonSSMConfig.from_pretrained(path)
         if config.model_type != MuonSSMConfig.model_type:
             raise ValueError(f"its model_type is {config.model_type!r}")
-        with _without_bar():
+        with without_bars():
             model = MuonSSMForCausalLM.from_pretrained(path, config=config)
     except Exception as error:  # the libraries raise many kinds for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"RUN is {str(folder)!r}, which cannot be loaded: {reason}; it may be {MAY_BE}") from error
     return Pretrained(model.eval(), load_tokenizer(str(path)))
-
-
-@contextmanager
-def _without_bar() -> Iterator[None]:
-    """transformers shows one for every file it loads."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import EarlyStoppingCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from ..tasks.quiet import without_bars
 from ..tasks.task import Prepared
 from .engine import TaskTrainer, arguments_of, processes
 from .folder import RunFolder, as_json
@@ -36,7 +37,8 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Pr
     folder.begin("recipe.json", recipe.to_dict())
     folder.write("facts.json", data.facts)
     folder.keep(recipe.task.companions(data.facts))
-    trainer = _run(recipe, model, data, folder)
+    with without_bars():
+        trainer = _run(recipe, model, data, folder)
     if trainer.last_weights:
         folder.save_weights("last.safetensors", trainer.last_weights)
     folder.save_model(model, trainer.weights())

@@ -98,7 +98,10 @@ def test_augmentation_does_what_it_says():
     assert torch.allclose(moved[:, 20:40].diff(dim=1), torch.ones(4, 19), atol=1e-3)
     blanked = blank(x, 0.5)
     assert 0 < (blanked == 0).float().mean() < 0.5
-    everything = Augmentation(rotation=30, jitter=0.1, scaling=0.1, warp=0.3, shift=0.1, mask=0.2)
+    shifted = Augmentation(offset=0.5)(x) - x
+    assert torch.allclose(shifted, shifted[:, :1].expand_as(x), atol=1e-5)
+    assert 0.2 < shifted[:, 0].std() < 1
+    everything = Augmentation(rotation=30, jitter=0.1, scaling=0.1, offset=0.2, warp=0.3, shift=0.1, mask=0.2)
     assert everything(x).shape == x.shape
     assert torch.equal(Augmentation()(x), x)
     with pytest.raises(ValueError, match="rotation is 30; with 5 channels, no sensors of three axes, it may be 0"):

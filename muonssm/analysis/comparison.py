@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..files import atomic
 from ..training.compare import KINDS, Interval, cell, metrics_of
 from ..training.folder import RunFolder
 from . import svg
@@ -55,9 +56,8 @@ def write_report(output: str | Path) -> Path:
     folder = RunFolder(output)
     result = folder.read("comparison.json")
     path = folder.path / "report.html"
-    part = path.with_name(path.name + ".part")
-    part.write_text(page(folder.path, result))
-    part.replace(path)
+    with atomic(path) as part:
+        part.write_text(page(folder.path, result))
     return path
 
 

@@ -6,12 +6,12 @@ it stands alone, and a program that knows no such setting shows the light one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..files import atomic
 from ..tasks.needle import BINS, Result, by_cell
 
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, GAP, LEGEND = 62, 24, 78, 46, 8, 48
@@ -55,12 +55,8 @@ def write_heatmap(result: Result, path: str | Path) -> Path:
     if path.suffix not in (".html", ".svg"):
         raise ValueError(f"path is {str(path)!r}; it may end in .html or .svg")
     text = page(result) if path.suffix == ".html" else picture(result, by_cell(result)[0])
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with atomic(path) as part:
+        part.write_text(text, encoding="utf-8")
     return path
 
 

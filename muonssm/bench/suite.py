@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..files import atomic
 from ..info import describe
 from ..ops import Muon
 from .measure import best_seconds, exponent, forward, peak_bytes, repeated, threads, training
@@ -166,9 +167,8 @@ def write_record(path: Path, thread_count: int, rows: list[Row], facts: dict[str
     """What was measured, and on what machine, as JSON; all of it or nothing."""
     record = {"info": describe(), "threads": thread_count, "rows": [asdict(row) for row in rows], "facts": facts}
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, indent=1))
-    part.replace(path)
+    with atomic(path) as part:
+        part.write_text(json.dumps(record, indent=1))
     print(f"wrote {path}")
 
 

@@ -17,8 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from ..files import atomic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,16 +44,6 @@ def dtype_for(vocab_size: int) -> str:
 
 
 # writing
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """What is written to the path given becomes `path` at the end, all of it or nothing."""
-    part = path.with_name(path.name + ".part")
-    yield part
-    with open(part, "rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def write_json(path: Path, content: Any) -> None:

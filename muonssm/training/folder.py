@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import atomic
 from ..version import __version__
 from .recipe import Recipe
 
@@ -80,7 +81,7 @@ class RunFolder:
         """A JSON file, all of it or nothing."""
         if not self.writes:
             return
-        with _atomic(self.path / name) as part:
+        with atomic(self.path / name) as part:
             part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False))
 
     def read(self, name: str) -> Any:
@@ -103,14 +104,14 @@ class RunFolder:
 
         if not self.writes:
             return
-        with _atomic(self.path / name) as part:
+        with atomic(self.path / name) as part:
             tensors = {key: tensor.contiguous() for key, tensor in weights.items()}
             save_file(tensors, part, metadata={"format": "pt"})
 
     def keep(self, files: list[Path]) -> None:
         """Copies of files."""
         for file in files if self.writes else ():
-            with _atomic(self.path / file.name) as part:
+            with atomic(self.path / file.name) as part:
                 shutil.copyfile(file, part)
 
     def save_model(self, model: Any, weights: dict[str, Tensor]) -> None:
@@ -158,19 +159,3 @@ def _finite(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [_finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
-
-
-class _atomic:  # noqa: N801  reads as a statement
-    """`with _atomic(path) as part`: what is written to `part` becomes `path` at the end."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.part = path, path.with_name(path.name + ".part")
-
-    def __enter__(self) -> Path:
-        return self.part
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            with open(self.part, "rb") as file:
-                os.fsync(file.fileno())
-            self.part.replace(self.path)

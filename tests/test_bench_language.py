@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from muonssm.bench import language
 from muonssm.bench.language import Bound, Sizes
@@ -21,7 +22,9 @@ OURS, EVERYONE = ["plain", "muon"], ["plain", "muon", "transformers"]
 def record(tmp_path_factory):
     output = tmp_path_factory.mktemp("bench") / "new"
     before = torch.get_num_threads()
-    assert language.run(output, 1, 1, TINY) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language, "PER_RUN", 2)
+        assert language.run(output, 1, 1, TINY) == 0
     assert torch.get_num_threads() == before
     return json.loads((output / "language.json").read_text())
 
@@ -113,6 +116,16 @@ def test_single_tokens_start_where_they_should(monkeypatch):
     assert seen == 2 * [5 + i for i in range(language.PER_RUN)]
     assert torch.equal(first, second)
     assert not first.requires_grad
+
+
+def test_a_slow_contender_keeps_its_place(monkeypatch):
+    """`best_seconds` has one that overruns its budget at once before the others."""
+    monkeypatch.setattr(language, "best_seconds", lambda functions, rounds, budget: {"slow": 4.0, "quick": 2.0})
+    report = language.Report(1, tqdm(disable=True))
+    seconds = report.section("a job", {"quick": int, "slow": int}, tokens=10, budget=1.0)
+    assert list(seconds.items()) == [("quick", 2.0), ("slow", 4.0)]
+    found = [(row.name, row.milliseconds, row.times, row.tokens_per_second) for row in report.rows]
+    assert found == [("quick", 200.0, 1.0, 5.0), ("slow", 400.0, 2.0, 2.5)]
 
 
 def test_bounds_in_words():

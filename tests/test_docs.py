@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("name", ["mixers.md"])
-def test_code_in_the_guide_runs(name, capsys):
+def run_blocks(name):
+    """Runs a guide's Python, in order; what it defined."""
     namespace: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
     assert len(blocks) >= 3
     for block in blocks:
         exec(block, namespace)
-    assert namespace["text"].shape == (2, 35)
+    return namespace
+
+
+def test_code_in_the_guide_to_mixers_runs(capsys):
+    assert run_blocks("mixers.md")["text"].shape == (2, 35)
     assert "torch.Size([3, 3, 128])" in capsys.readouterr().out
+
+
+def test_code_in_the_guide_to_language_runs(capsys):
+    assert run_blocks("language.md")["parameters"] == 172_679_272
+    assert "172,679,272" in capsys.readouterr().out

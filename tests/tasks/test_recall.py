@@ -20,6 +20,15 @@ SIZES = {"mqar": {"length": 32, "pairs": 2, "vocabulary": 16}, "copying": {"leng
          "induction": {"length": 16}, "passkey": {"length": 70}}  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Sizes are tiny: threads would spend their time waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def make(kind="mqar", muon=None, model=None, **data):
     config = RecallConfig(kind, **{**SIZES[kind], "train_examples": 20, "test_examples": 8, **data})
     return RecallTask(config, RecallModelConfig(hidden_size=32, **(model or {})), Muon() if muon is None else muon)
@@ -99,9 +108,7 @@ def test_every_weight_of_every_backbone_learns(backbone, muon):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
-    moved = [name for name, parameter in model.named_parameters() if parameter.grad.abs().max() > 0]
-    # The gates that scale the write alone are the one thing that Newton-Schulz takes out of the loss.
-    assert len(moved) >= len(list(model.parameters())) - 4
+        assert parameter.grad.abs().max() > 0, name
 
 
 def test_scores_are_percent_of_labels_and_of_sequences():
@@ -158,7 +165,7 @@ def small(*changes):
 
 
 def test_recall_is_learnt(tmp_path):
-    """Who knows which two values were there, but not of which key, has half of them right; who knows nothing, an eighth."""
+    """Knowing which two values were there, but not of which key, half of them are right; knowing nothing, an eighth."""
     sizes = ["data.length=16", "data.pairs=2", "data.vocabulary=16", "data.train_examples=2000"]
     budget = ["data.test_examples=200", "training.steps=100", "training.learning_rate=0.02"]
     metrics = train(small(*sizes, *budget), tmp_path / "run")
@@ -175,4 +182,5 @@ def test_a_run_on_passkey_has_scores_of_further_lengths(tmp_path):
     assert set(metrics["more"]) == {"length 140", "length 280"}
     assert set(metrics["more"]["length 280"]) == {"accuracy", "exact"}
     again = evaluate(tmp_path / "run")
-    assert again["more"] == pytest.approx(metrics["more"])
+    for name, scores in metrics["more"].items():
+        assert again["more"][name] == pytest.approx(scores)

@@ -34,9 +34,10 @@ def sources(tmp_path_factory) -> Path:
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """Standard output of a command, started where the sources of this project are not at hand."""
-    words, home = [str(part) for part in command], tempfile.gettempdir()
-    done = subprocess.run(words, capture_output=True, text=True, cwd=home, env={**os.environ, **environment})
+    """Standard output of a command, started where neither this project's sources nor any other module is at hand."""
+    words = [str(part) for part in command]
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(words, capture_output=True, text=True, cwd=empty, env={**os.environ, **environment})
     assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 

@@ -144,7 +144,8 @@ def test_the_recipe_is_two_layers_without_swiglu():
     ("change", "message"),
     [
         ("data.kind=sudoku", "in data: kind is 'sudoku'; it may be one of"),
-        ("data.length=16", "in data: length is 16 with kind 'mqar' and pairs 8; it may be an integer >= 32"),
+        ("data.length=2", "in data: length is 2 with kind 'mqar'"),
+        ("data.vocabulary=2", "in data: vocabulary is 2 with kind 'mqar' and pairs 8; it may be an integer >= 18"),
         ("data.test_lengths=[64, 64]", "each once"),
         ("model.backbone=lstm", "in model: backbone is 'lstm'"),
         ("model.hidden_size=x", "in model: hidden_size is 'x'; it may be an integer >= 1"),

@@ -287,6 +287,8 @@ class Blocks(Dataset):
     def __init__(self, part: TokenPart, length: int, keep_apart: bool = False) -> None:
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ValueError(f"length is {length!r}; it may be an integer >= 1")
+        if not part.tokens:
+            raise ValueError(f"{part.name} has 0 tokens; prepare the data with a validation above 0")
         if part.tokens < length + 1:
             raise ValueError(
                 f"length is {length}, for which a block has {length + 1} tokens, and {part.name} has {part.tokens}; "

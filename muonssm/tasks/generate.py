@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .quiet import without_reminder
+
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what tokenizers decode a part of a character to
 
 
@@ -52,7 +54,7 @@ def generate_text(
         sampling |= {"temperature": float(temperature), "top_p": float(top_p), "top_k": top_k}
     end = model.generation_config.eos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     pad = end[0] if isinstance(end, list) else end  # never used by a single sequence; unset, transformers warns
-    with evaluating(model), torch.random.fork_rng(enabled=seed is not None):
+    with evaluating(model), without_reminder(), torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         model.generate(

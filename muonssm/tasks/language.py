@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,14 +15,18 @@ from torch.utils.data import Subset
 
 from ..data.instructions import Examples, pad_examples
 from ..data.prepare import embedded
+from ..data.tokenizer import load_tokenizer
 from ..data.tokens import Blocks, PreparedTokens, TokenPart, open_tokens
-from ..models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, preset
+from ..models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
 from ..ops import Muon
 from .generate import generate_text
-from .pretrained import load_pretrained
+from .pretrained import MAY_BE, load_pretrained
+from .quiet import without_bars
 from .task import Metric, Prepared, Task
 
+AGAIN = "prepare the data with the tokenizer of that model"
 SAMPLES = ("import ", "def ", "class ")  # what samples begin with, where the text is Python's
+OF_PRESETS = ("hidden_size", "intermediate_size", "num_hidden_layers", "mixer")
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,18 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset is {self.preset!r}; it may be None or one of {tuple(PRESETS)}")
-        self.build(Muon(), vocab_size=300)
+        if self.preset is not None:
+            self._check_preset()
+        check_mixer(self.build(Muon(), vocab_size=300))
+
+    def _check_preset(self) -> None:
+        """What a preset has of its own may not be set beside it."""
+        for each in fields(self):
+            usual = {} if each.name == "mixer" else each.default
+            if each.name in OF_PRESETS and getattr(self, each.name) != usual:
+                raise ValueError(f"{each.name} is {getattr(self, each.name)!r}; with a preset it may be left out")
+        if self.ssm_every not in (1, 2):
+            raise ValueError(f"ssm_every is {self.ssm_every!r}; with a preset it may be 1 or 2")
 
     def build(self, muon: Muon, **facts: Any) -> MuonSSMConfig:
         """The same for transformers, with what is known of the data."""
@@ -94,7 +110,7 @@ class LanguageModelConfig:
             return MuonSSMConfig(**{name: value for name, value in kept.items() if name != "transformers_version"})
         names = ("backbone", "hidden_size", "intermediate_size", "num_hidden_layers", "mixer", "ssm_every")
         own: dict[str, Any] = {name: getattr(self, name) for name in (*names, "momentum", "dropout")}
-        heads = max(1, self.hidden_size // 64)
+        heads = _heads(self.hidden_size) if isinstance(self.hidden_size, int) else 1  # the rest is said there
         return MuonSSMConfig(**own, muon=muon, num_attention_heads=heads, **facts)
 
 
@@ -149,13 +165,35 @@ class LanguageTask(Task):
         if self.model.start is None:
             told |= {"vocab_size": facts["vocab_size"], "architectures": [MuonSSMForCausalLM.__name__]}
             return MuonSSMForCausalLM(self.model.build(self.muon, **told))
-        settings: dict[str, Any] = {"muon": asdict(self.muon), "momentum": self.model.momentum}
-        model = MuonSSMForCausalLM.from_pretrained(self.model.start, **settings)
-        have, need = model.config.vocab_size, facts["vocab_size"]
+        config = self._started(self.model.start, facts)
+        with without_bars():
+            return MuonSSMForCausalLM.from_pretrained(self.model.start, config=config)
+
+    def _started(self, start: str, facts: dict[str, Any]) -> MuonSSMConfig:
+        """The configuration of the start, with this recipe's memory update and length; raises if it does not fit."""
+        named = f"model.start is {start!r}"
+        if not (Path(start) / "config.json").is_file():
+            raise ValueError(f"{named}, which has no config.json; it may be {MAY_BE}")
+        config = MuonSSMConfig.from_pretrained(start)
+        have, need = config.vocab_size, facts["vocab_size"]
         if have < need:
-            start = f"model.start is {self.model.start!r} with {have} tokens, and the data has {need}"
-            raise ValueError(f"{start}; prepare the data with the tokenizer of that model")
-        return model
+            raise ValueError(f"{named} with {have} tokens, and the data has {need}; {AGAIN}")
+        if (Path(start) / "tokenizer_config.json").is_file():
+            one, two = (load_tokenizer(folder).get_vocab() for folder in (start, facts["folder"]))
+            if one != two:
+                raise ValueError(f"{named}, whose tokenizer is not that of the data; {AGAIN}")
+        if config.momentum not in ("fixed", self.model.momentum):
+            lost = f"with model.momentum {config.momentum!r}, whose weights would be lost"
+            raise ValueError(f"{named} {lost}; model.momentum is {self.model.momentum!r}, and may be the same")
+        if (before := config.build_muon()) != self.muon:
+            warnings.warn(f"{named}, trained with {before}; here it goes on with {self.muon}", stacklevel=2)
+        config.muon, config.momentum = asdict(self.muon), self.model.momentum
+        config.max_position_embeddings = max(config.max_position_embeddings, self.data.length)
+        return config
+
+    def rebuild_model(self, facts: dict[str, Any], run: Path) -> MuonSSMForCausalLM:
+        """From the run's own config.json: the start of a tuned one may be gone."""
+        return MuonSSMForCausalLM(MuonSSMConfig.from_pretrained(run))
 
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
         if "document_ids" in items[0]:
@@ -175,11 +213,19 @@ class LanguageTask(Task):
     def show(self, run: Path) -> Iterator[str]:
         """Samples, the same for the same weights."""
         model, tokenizer = load_pretrained(run)
+        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+            yield "there are no samples: the weights are not numbers"
+            return
         for prompt in SAMPLES if self.data.source == "stdlib" else ("",):
             yield f"--- sample ---\n{prompt}{generate_text(model, tokenizer, prompt, max_new_tokens=80, seed=0)}"
 
     def companions(self, facts: dict[str, Any]) -> list[Path]:
         return [Path(facts["folder"]) / name for name in facts["tokenizer_files"]]
+
+
+def _heads(hidden_size: int) -> int:
+    """Heads of attention: of 64 channels or more, an even number each."""
+    return next((h for h in range(hidden_size // 64, 1, -1) if hidden_size % (2 * h) == 0), 1)
 
 
 def _flat(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from ..data.needle import (
     make_needle,
     score_needle,
 )
+from .quiet import without_reminder
 
 BINS = 10  # of depth, in a cell
 SHOWN = 3  # wrong answers that a cell keeps
@@ -162,7 +163,7 @@ def _generate(model: Any, tokenizer: Any, ids: Tensor, most: int) -> Tensor:
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
     filling = {} if pad is None else {"pad_token_id": pad}  # behind answers that end before others of the batch
-    with torch.no_grad():
+    with torch.no_grad(), without_reminder():
         out = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

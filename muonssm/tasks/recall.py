@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from ..data.recall import RecallConfig, make_recall, score
-from ..models.language import MuonSSMConfig
+from ..models.language import MuonSSMConfig, check_mixer
 from ..models.recall import RecallModel
 from ..ops import Muon
 from .task import Metric, Prepared, Task
@@ -35,7 +35,7 @@ class RecallModelConfig:
     mixer: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.build(16, Muon())
+        check_mixer(self.build(16, Muon()))
 
     def build(self, vocab_size: int, muon: Muon) -> MuonSSMConfig:
         """The same for transformers."""

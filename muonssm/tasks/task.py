@@ -81,6 +81,10 @@ class Task(ABC):
     def build_model(self, facts: dict[str, Any]) -> nn.Module:
         """The network for data of these facts, with weights from torch's default generator."""
 
+    def rebuild_model(self, facts: dict[str, Any], run: Path) -> nn.Module:
+        """The network of a finished run, whose weights are still to be loaded."""
+        return self.build_model(facts)
+
     @abstractmethod
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
         """A batch as the model takes it."""

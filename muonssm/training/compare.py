@@ -165,13 +165,13 @@ def metrics_of(result: dict[str, Any]) -> list[Metric]:
 def table(result: dict[str, Any]) -> str:
     """What is printed: a row a kind, then the differences."""
     metrics = metrics_of(result)
-    lines = [f"{'test part':<16}" + "".join(f"{_head(metric):>18}" for metric in metrics)]
-    for kind, row in result["kinds"].items():
-        lines.append(f"{kind:<16}" + "".join(f"{cell(score):>18}" for score in row.values()))
-    for kind, row in result["paper"].items():
-        lines.append(f"{'paper, ' + kind:<16}" + "".join(f"{row[metric.name]:>18.2f}" for metric in metrics))
+    rows = [["test part", *(_head(metric) for metric in metrics)]]
+    rows += [[kind, *(cell(score) for score in row.values())] for kind, row in result["kinds"].items()]
+    rows += [[f"paper, {kind}", *(f"{row[m.name]:.2f}" for m in metrics)] for kind, row in result["paper"].items()]
     for part, row in result["more"].items():
-        lines += [f"{f'{kind}, {part}':<16}{cell(score):>18}" for kind, score in row.items()]
+        rows += [[f"{kind}, {part}", cell(score)] for kind, score in row.items()]
+    first, rest = max(len(row[0]) for row in rows), max(len(text) for row in rows for text in row[1:])
+    lines = [f"{row[0]:<{first}}" + "".join(f"  {text:>{rest}}" for text in row[1:]) for row in rows]
     lines.append("")
     for kind, row in result["differences"].items():
         interval = Interval(**row[metrics[0].name])

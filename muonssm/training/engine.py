@@ -166,7 +166,11 @@ class TaskTrainer(Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**inputs)
         logits, labels = outputs["logits"].flatten(0, -2), inputs["labels"].flatten()
-        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        if not logits.is_floating_point():
+            raise ValueError(f"label_smoothing is {smoothing}; of this task, whose model keeps no logits, it may be 0")
+        whole = num_items_in_batch is not None  # all labels of a batch that is taken in parts, over all processes
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum" if whole else "mean")
+        loss = loss / num_items_in_batch * self.accelerator.num_processes if whole else loss
         return (loss, outputs) if return_outputs else loss
 
     def get_train_dataloader(self) -> Any:

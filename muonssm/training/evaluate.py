@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..tasks.task import Task
+from .engine import IGNORED
 from .folder import RunFolder
 
 
@@ -30,7 +31,8 @@ def scores(task: Task, model: nn.Module, part: Dataset, batch_size: int) -> dict
     kept, count, total = [], 0, 0.0
     for batch in DataLoader(part, batch_size, collate_fn=lambda items: task.collate(items, training=False)):
         out, labels = model(**batch), batch["labels"]
-        count, total = count + len(labels), total + out["loss"].item() * len(labels)
+        counted = int((labels != IGNORED).sum())  # a batch's loss is the mean over its labels
+        count, total = count + counted, total + out["loss"].item() * counted
         kept.append((labels if task.by_loss else task.reduce(out["logits"], labels), labels))
     if task.by_loss:
         return task.score_loss(total / count)

@@ -135,7 +135,7 @@ class RunFolder:
             raise ValueError(
                 f"RUN is {str(self.path)!r}, of the task {recipe.kind}; it may be one of {', '.join(kinds)}"
             )
-        model = recipe.task.build_model(facts)
+        model = recipe.task.rebuild_model(facts, self.path)
         try:
             weights = load_file(self.path / "model.safetensors")
             tied = getattr(model, "all_tied_weights_keys", {})

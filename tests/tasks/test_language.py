@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -18,6 +19,10 @@ from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
 from muonssm.ops import Muon
 from muonssm.tasks.language import LanguageConfig, LanguageModelConfig, LanguageTask
 from muonssm.tasks.pretrained import load_pretrained
+from muonssm.training.evaluate import evaluate
+from muonssm.training.folder import RunFolder
+from muonssm.training.recipe import Recipe
+from muonssm.training.trainer import train
 
 LENGTH = 40
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "mixer": {"num_heads": 2}}
@@ -353,3 +358,88 @@ def test_blocks_need_enough_tokens(root):
         make(root, length=100_000).prepare()
     with pytest.raises(ValueError, match="fold is 1"):
         make(root).on_fold(1)
+
+
+SMALL = ["model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2", "model.mixer={num_heads=2}",
+         "training.steps=2", "training.evaluate_every=1", "training.batch_size=4"]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_packed_documents_are_apart_in_evaluation_too(root, given):
+    task = make(root, keep_apart=True, model={"ssm_every": 2})
+    data = task.prepare()
+    network = build(task, data)
+    batch = task.collate([data.train[i] for i in range(4)], training=True)
+    wanted = network.train()(**batch).loss
+    if not given:
+        del batch["position_ids"]
+    torch.testing.assert_close(network.eval()(**batch).loss, wanted)
+    with pytest.raises(ValueError, match="cu_seq_lens_q is given with a cache"):
+        network(**batch, use_cache=True)
+
+
+@pytest.mark.parametrize("source", ["text", "rows"])
+def test_a_run_is_scored_again_with_the_same_mean(root, tmp_path, source):
+    length = "data.length=40" if source == "text" else "data.length=300"
+    changes = [f"data.source={root / source}", length, "data.keep_apart=true", "data.validation_items=5", *SMALL]
+    metrics = train(Recipe.load("language-demo", changes), tmp_path / "run")
+    assert evaluate(tmp_path / "run")["validation"]["loss"] == pytest.approx(metrics["validation"]["loss"], rel=1e-6)
+
+
+def test_smoothed_labels_are_weighed_the_same_in_parts(root, tmp_path):
+    curves = []
+    for parts in (1, 4):
+        changes = [f"data.source={root / 'rows'}", "data.length=300", "training.label_smoothing=0.1", *SMALL]
+        run = tmp_path / str(parts)
+        train(Recipe.load("language-demo", [*changes, f"training.accumulation={parts}"]), run)
+        curves.append([row["loss"] for row in RunFolder(run).read("history.json") if "loss" in row])
+    assert curves[0] == pytest.approx(curves[1], abs=1e-4)
+
+
+def test_a_start_that_does_not_fit_is_refused(root, saved, tmp_path):
+    rows = [{"instruction": f"Add {i}", "output": f"{i} and zebras"} for i in range(20)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    config = PrepareConfig(str(tmp_path / "rows.json"), kind="instructions", vocab_size=300, validation=0.2)
+    prepare(config, tmp_path / "tokens", progress=False)
+    task = make(tmp_path, "tokens", model={"start": str(root / "saved")})
+    data = task.prepare()
+    assert data.facts["vocab_size"] == 300
+    with pytest.raises(ValueError, match="whose tokenizer is not that of the data; prepare the data"):
+        task.build_model(data.facts)
+    with pytest.raises(ValueError, match=r"model.start is 'nowhere', which has no config.json"):
+        make(root, "rows", model={"start": "nowhere"}).build_model(data.facts)
+    learned = make(root, model={"momentum": "per_head"})
+    build(learned).save_pretrained(tmp_path / "learned")
+    with pytest.raises(ValueError, match=r"with model.momentum 'per_head', whose weights would be lost"):
+        make(root, model={"start": str(tmp_path / "learned")}).build_model(learned.prepare().facts)
+
+
+def test_a_tuned_run_needs_its_start_no_more_and_knows_its_length(root, saved, tmp_path):
+    saved.save_pretrained(tmp_path / "start")
+    changes = [f"data.source={root / 'rows'}", "data.length=300", f"model.start={tmp_path / 'start'}", *SMALL[4:]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics = train(Recipe.load("language-demo", changes), tmp_path / "run")
+    (tmp_path / "start").rename(tmp_path / "gone")
+    assert evaluate(tmp_path / "run")["validation"]["loss"] == pytest.approx(metrics["validation"]["loss"], rel=1e-6)
+    assert RunFolder(tmp_path / "run").load_model()[2].config.max_position_embeddings == 300
+    task = make(root, "rows", model={"start": str(tmp_path / "gone")}).plain()
+    with pytest.warns(UserWarning, match="here it goes on with Muon"):
+        task.build_model(task.prepare().facts)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("language-demo", "model.mixer={foo=1}", "in model: foo is not an argument of GatedDeltaNet"),
+        ("recall", "model.mixer={foo=1}", "in model: foo is not an argument of GatedDeltaNet"),
+        ("language-demo", "model.hidden_size=abc", "in model: hidden_size is 'abc'; it may be an integer >= 1"),
+        ("pretrain-170m", "model.hidden_size=8", "in model: hidden_size is 8; with a preset it may be left out"),
+        ("pretrain-170m", "model.ssm_every=3", "in model: ssm_every is 3; with a preset it may be 1 or 2"),
+    ],
+)
+def test_odd_settings_are_said(recipe, change, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.load(recipe, [change])
+    Recipe.load("language-demo", ["model.hidden_size=200", "model.ssm_every=2", "model.mixer={num_heads=2}"])
+    Recipe.load("recall", ["data.kind=induction"])

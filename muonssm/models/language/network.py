@@ -34,6 +34,12 @@ def mixer_of(config: MuonSSMConfig) -> Mixer:
     return build_mixer(config.backbone, config.hidden_size, config.build_muon(), **dims)
 
 
+def check_mixer(config: MuonSSMConfig) -> None:
+    """Raises what is wrong with the mixer's arguments, without the cost of its weights."""
+    with torch.device("meta"):
+        mixer_of(config)
+
+
 class Block(GradientCheckpointingLayer):
     """One layer."""
 
@@ -142,8 +148,11 @@ class MuonSSMModel(MuonSSMPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids and inputs_embeds: exactly one of them may be given")
         h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and cu_seq_lens_q is None
         cache = MuonSSMCache(self.config) if use_cache and past_key_values is None else past_key_values
+        if cu_seq_lens_q is not None and self.rotary_emb is not None:
+            position_ids = self._apart(cu_seq_lens_q, position_ids, cache)
         masks = self._masks(h, attention_mask, position_ids, cache)
         rotary = None if self.rotary_emb is None else self.rotary_emb(h, self._positions(h, position_ids, cache))
         h, seen = self.dropout(h), []
@@ -156,6 +165,15 @@ class MuonSSMModel(MuonSSMPreTrainedModel):
             cache.seen += h.shape[1]
         states = (*seen, h) if output_hidden_states else None
         return BaseModelOutputWithPast(h, cache if use_cache else None, states)
+
+    def _apart(self, bounds: Tensor, position_ids: Tensor | None, cache: MuonSSMCache | None) -> Tensor:
+        """Positions `[1, L]` that begin anew in each document: attention knows documents by them, without a cache."""
+        if cache is not None:
+            raise ValueError("cu_seq_lens_q is given with a cache; with attention layers use_cache may be False")
+        if position_ids is not None:
+            return position_ids
+        steps = torch.arange(int(bounds[-1]), device=bounds.device)
+        return (steps - bounds[:-1].repeat_interleave(bounds.diff()))[None]
 
     def _positions(self, h: Tensor, position_ids: Tensor | None, cache: MuonSSMCache | None) -> Tensor:
         if position_ids is not None:

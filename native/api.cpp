@@ -50,7 +50,7 @@ static const Kernels& chosen() {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void muonssm_expect_large(void* data, int64_t bytes) { muonssm::expect_large(data, bytes); }
-EXPORT int64_t muonssm_abi() { return 2; }
+EXPORT int64_t muonssm_abi() { return 3; }
 EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
 EXPORT int64_t muonssm_vector_bytes() { return muonssm::chosen().vector_bytes(); }
 EXPORT void muonssm_memory_forward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_forward(*a); }
@@ -61,3 +61,4 @@ EXPORT void muonssm_selective_backward(const muonssm::SelectiveArguments* a) { m
 EXPORT int64_t muonssm_selective_step(const muonssm::SelectiveArguments* a) { return muonssm::chosen().selective_step(*a); }
 EXPORT void muonssm_convolution_forward(const muonssm::ConvolutionArguments* a) { muonssm::chosen().convolution_forward(*a); }
 EXPORT void muonssm_convolution_backward(const muonssm::ConvolutionArguments* a) { muonssm::chosen().convolution_backward(*a); }
+EXPORT void muonssm_mamba_step(const muonssm::MambaArguments* a) { muonssm::chosen().mamba_step(*a); }

@@ -53,6 +53,16 @@ struct ConvolutionArguments {
     void *dx, *dtail, *dweight, *dbias;
 };
 
+// One step of a whole Mamba mixer, all in float32. Matrices are [out, in], as torch keeps them.
+struct MambaArguments {
+    int64_t threads, sequences, d_model, D, N, R, K;  // R: rank of the step size's projection
+    double gamma;
+    Write write;
+    const void *x, *in_proj, *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A_log, *skip, *out_proj;
+    const void *tail, *S0, *M0;             // [sequences, K - 1, D], [sequences, D, N]
+    void *y, *tail_out, *S, *M;
+};
+
 // One set of functions per instruction set; api.cpp picks the best the machine has.
 struct Kernels {
     const char* name;
@@ -65,6 +75,7 @@ struct Kernels {
     int64_t (*selective_step)(const SelectiveArguments&);  // 0
     void (*convolution_forward)(const ConvolutionArguments&);
     void (*convolution_backward)(const ConvolutionArguments&);
+    void (*mamba_step)(const MambaArguments&);
 };
 
 }  // namespace muonssm

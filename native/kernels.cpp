@@ -1,6 +1,6 @@
 // All kernels for one instruction set: compiled once for each, with MUONSSM_ISA its name and MUONSSM_VECTOR_BYTES the
 // width of its registers.
-#include "convolution.h"
+#include "mamba.h"
 #include "memory_backward.h"
 #include "selective_backward.h"
 
@@ -25,6 +25,7 @@ static void selective_backward(const SelectiveArguments& a) { DISPATCH(selective
 static int64_t selective_step(const SelectiveArguments& a) { DISPATCH(selective_step_typed, a) return 0; }
 static void convolution_forward(const ConvolutionArguments& a) { DISPATCH(convolution_forward_typed, a) }
 static void convolution_backward(const ConvolutionArguments& a) { DISPATCH(convolution_backward_typed, a) }
+static void mamba_step(const MambaArguments& a) { mamba_step_typed<float>(a); }
 
 #define NAME_OF(x) #x
 #define NAME(x) NAME_OF(x)
@@ -32,7 +33,7 @@ static void convolution_backward(const ConvolutionArguments& a) { DISPATCH(convo
 const Kernels& kernels() {
     static const Kernels all{NAME(MUONSSM_ISA), vector_bytes, memory_forward, memory_backward, memory_step,
                              selective_forward, selective_backward, selective_step,
-                             convolution_forward, convolution_backward};
+                             convolution_forward, convolution_backward, mamba_step};
     return all;
 }
 

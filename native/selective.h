@@ -147,10 +147,48 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
     }
 }
 
-// One step of every sequence (decoding): states in the lanes, read and written as they lie.
-template <class T, class I> int64_t selective_step_typed(const SelectiveArguments& a) {
+// ---- one step (decoding): states in the lanes, read and written as they lie ----
+
+template <class T> struct ChannelStates { const T *S0, *M0; T *S, *M; };  // [N] each; S0 and M0 may be null: from nothing
+
+// The first `count` numbers at p, zeros behind; nothing beyond them is touched.
+template <class T> INLINE Vec<T> load_some(const T* p, int64_t count) {
+    if (count >= LANES<T>) return load(p);
+    Vec<T> v = zero<T>();
+    std::memcpy(&v, p, std::size_t(count) * sizeof(T));
+    return v;
+}
+
+template <class T> INLINE void store_some(T* p, Vec<T> v, int64_t count) {
+    if (count >= LANES<T>) store(p, v);
+    else std::memcpy(p, &v, std::size_t(count) * sizeof(T));
+}
+
+enum GateKind { A_GATE, LOG_GATE, LONGHORN_GATE };  // what A holds: A, log(-A), nothing
+
+// What the states of one channel answer; B and C are padded with zeros.
+template <class T, GateKind GATE>
+INLINE T step_channel(const ChannelStates<T>& s, const T* A, const T* B, const T* C, T dt, T u, T gamma, int64_t N) {
     using V = Vec<T>;
-    constexpr int W = LANES<T>;
+    V y = zero<T>();
+    for (int64_t j = 0; j < N; j += LANES<T>) {
+        const int64_t left = N - j;
+        const V Bj = load(B + j);
+        V momentum = u * Bj, retained;
+        if (s.M0) momentum += gamma * load_some(s.M0 + j, left);
+        if constexpr (GATE == LONGHORN_GATE) retained = T(1) - dt * Bj * Bj;
+        else if constexpr (GATE == LOG_GATE) retained = exponential<T>(-dt * exponential<T>(load_some(A + j, left)));
+        else retained = exponential<T>(dt * load_some(A + j, left));
+        const V x = s.S0 ? retained * load_some(s.S0 + j, left) + momentum : momentum;
+        store_some(s.M + j, momentum, left);
+        store_some(s.S + j, x, left);
+        y += x * load(C + j);
+    }
+    return sum<T>(y);
+}
+
+// One step of every sequence.
+template <class T, class I> int64_t selective_step_typed(const SelectiveArguments& a) {
     const int64_t D = a.D, N = a.N, Np = padded<T>(N), tasks = a.sequences * D;
     const int64_t threads = tasks * N < 8192 ? 1 : a.threads;
     Buffer<T> scale(a.sequences);
@@ -160,35 +198,22 @@ template <class T, class I> int64_t selective_step_typed(const SelectiveArgument
     write_scales<T, I>(few, a.sequences, scale, v2, B2);
 #pragma omp parallel num_threads(int(std::max<int64_t>(1, threads))) if (threads > 1)
     {
-        Buffer<T> B(Np), C(Np), S(Np), M(Np), A(Np);
+        Buffer<T> B(Np), C(Np);
         int64_t loaded = -1;
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t sequence = task / D, channel = task % D;
+            const int64_t sequence = task / D, channel = task % D, place = task * N;
             if (loaded != sequence) {
                 gather<I>(at<I>(a.B, sequence * N), 0, 1, N, B.get(), Np);
                 gather<I>(at<I>(a.C, sequence * N), 0, 1, N, C.get(), Np);
                 loaded = sequence;
             }
-            if (a.S0) std::copy(at<T>(a.S0, task * N), at<T>(a.S0, task * N) + N, S.get());
-            else std::fill(S.get(), S.get() + N, T(0));
-            if (a.M0) std::copy(at<T>(a.M0, task * N), at<T>(a.M0, task * N) + N, M.get());
-            else std::fill(M.get(), M.get() + N, T(0));
-            if (a.A) std::copy(at<T>(a.A, channel * N), at<T>(a.A, channel * N) + N, A.get());
             const T dt = T(widen(*at<I>(a.dt, task))), gamma = *at<T>(a.gamma, sequence * a.gamma_step);
             const T u = scale[sequence] * dt * T(widen(*at<I>(a.x, task)));
-            V y = zero<T>();
-            for (int64_t j = 0; j < Np; j += W) {
-                const V Bj = load(B + j), momentum = gamma * load(M + j) + u * Bj;
-                const V retained = a.A ? exponential<T>(dt * load(A + j)) : T(1) - dt * Bj * Bj;
-                const V x = retained * load(S + j) + momentum;
-                store(M + j, momentum);
-                store(S + j, x);
-                y += x * load(C + j);
-            }
-            std::copy(S.get(), S.get() + N, at<T>(a.S, task * N));
-            std::copy(M.get(), M.get() + N, at<T>(a.M, task * N));
-            narrow(sum<T>(y), *at<I>(a.y, task));
+            const ChannelStates<T> states{a.S0 ? at<T>(a.S0, place) : nullptr, a.M0 ? at<T>(a.M0, place) : nullptr, at<T>(a.S, place), at<T>(a.M, place)};
+            const T y = a.A ? step_channel<T, A_GATE>(states, at<T>(a.A, channel * N), B, C, dt, u, gamma, N)
+                            : step_channel<T, LONGHORN_GATE>(states, nullptr, B, C, dt, u, gamma, N);
+            narrow(y, *at<I>(a.y, task));
         }
     }
     return 0;

@@ -117,4 +117,4 @@ def test_kernels_stay_inside_their_arrays(name, tmp_path):
         "-o",
         program,
     )
-    assert run(program).startswith("1440 runs")
+    assert run(program).startswith("1920 runs")

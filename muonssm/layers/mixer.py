@@ -103,7 +103,8 @@ class Mixer(nn.Module, ABC):
         """
         self._check(x, state, cu_seqlens)
         if mask is None:
-            return self._run(x, state, cu_seqlens)
+            single = state is not None and cu_seqlens is None and x.shape[1] == 1
+            return (self.step(x, state) if single else None) or self._run(x, state, cu_seqlens)  # type: ignore[arg-type]
         if cu_seqlens is not None:
             raise ValueError("mask and cu_seqlens were both given; packed sequences need no mask, leave one out")
         B, L, _ = x.shape
@@ -113,6 +114,10 @@ class Mixer(nn.Module, ABC):
         packing = Packing.of(live)
         y, state = self._run(packing.pack(x), state, packing.cu_seqlens)
         return packing.unpack(y, B, L), state
+
+    def step(self, x: Tensor, state: MixerState) -> tuple[Tensor, MixerState] | None:
+        """One step of each sequence, x `[B, 1, d_model]`, where a backbone has a kernel for the whole of it."""
+        return None
 
     def _run(self, x: Tensor, state: MixerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MixerState | None]:
         channels, gates, output = self.project(x)

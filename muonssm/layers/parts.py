@@ -65,3 +65,8 @@ def step_size_bias(count: int) -> nn.Parameter:
     low, high = math.log(1e-3), math.log(1e-1)
     dt = torch.exp(torch.rand(count) * (high - low) + low).clamp(min=1e-4)
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
+
+
+def is_own(layer: nn.Module) -> bool:
+    """Whether the layer is W x + b and nothing else: no adapter in its place (LoRA, quantised), no hook."""
+    return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks

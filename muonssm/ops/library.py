@@ -17,7 +17,7 @@ from torch import Tensor
 from .config import Muon
 from .rows import widen
 
-ABI = 2
+ABI = 3
 SEGMENT = 64  # steps between two saved states
 INPUT_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 PLACE = Path(__file__).parent.parent / "_native.so"
@@ -68,6 +68,16 @@ class ConvolutionArguments(ctypes.Structure):
     )
 
 
+class MambaArguments(ctypes.Structure):
+    """`MambaArguments` of native/arguments.h."""
+
+    _fields_ = _fields(
+        "threads sequences d_model D N R K",
+        "gamma",
+        "x in_proj conv_weight conv_bias x_proj dt_proj dt_bias A_log skip out_proj tail S0 M0 y tail_out S M",
+    )
+
+
 def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler (over a second)."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -92,6 +102,8 @@ def load() -> ctypes.CDLL:
             function.argtypes, function.restype = (ctypes.POINTER(arguments),), _Int if kind == "step" else None
     for function in (library.muonssm_convolution_forward, library.muonssm_convolution_backward):
         function.argtypes, function.restype = (ctypes.POINTER(ConvolutionArguments),), None
+    library.muonssm_mamba_step.argtypes = (ctypes.POINTER(MambaArguments),)
+    library.muonssm_mamba_step.restype = None
     return library
 
 

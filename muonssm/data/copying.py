@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .mqar import IGNORED, distinct
+from .mqar import distinct
+from .tokens import IGNORED
 
 NOISE = 0
 

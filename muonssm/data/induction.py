@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .mqar import IGNORED
+from .tokens import IGNORED
 
 
 def generate(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:

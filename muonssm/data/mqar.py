@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-IGNORED = -100
+from .tokens import IGNORED
 
 
 def distinct(rng: np.random.Generator, rows: int, count: int, choices: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .mqar import IGNORED
+from .tokens import IGNORED
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text . Find it and memorize them . "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import copying, induction, mqar, passkey
-from .mqar import IGNORED
+from .tokens import IGNORED
 
 KINDS = ("mqar", "copying", "induction", "passkey")
 PARTS = ("train", "validation", "test")
@@ -44,7 +44,7 @@ class RecallConfig:
         tokens: to be copied; 16.
         digits: of a passkey; 5.
         train_examples, test_examples: sequences of the parts; validation has `test_examples` too.
-        test_lengths: lengths of the test part. Twice and four times `length` for passkey, otherwise `length`.
+        test_lengths: lengths of the test part. Once, twice and four times `length` for passkey, otherwise `length`.
         seed: of all random draws. The parts, and the test lengths, have streams of their own.
     """
 
@@ -91,7 +91,8 @@ class RecallConfig:
                 object.__setattr__(self, name, own[name])
         lengths = self.test_lengths
         if lengths is None:
-            lengths = (2 * self.length, 4 * self.length) if self.kind == "passkey" else (self.length,)
+            times = (1, 2, 4) if self.kind == "passkey" else (1,)
+            lengths = tuple(n * self.length for n in times)
         if not isinstance(lengths, (tuple, list)) or not lengths or any(lengths.count(n) > 1 for n in lengths):
             raise ValueError(f"test_lengths is {lengths!r}; it may be None or one or more lengths, each once")
         object.__setattr__(self, "test_lengths", tuple(lengths))

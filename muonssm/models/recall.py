@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .language import MuonSSMConfig, MuonSSMModel
 
-IGNORED = -100
+IGNORED = -100  # a label that no loss counts; the same as in the data
 
 
 class RecallModel(nn.Module):

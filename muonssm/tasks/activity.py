@@ -31,7 +31,6 @@ class ActivityTask(Task):
         "augment": Augmentation,
     }
     metrics: ClassVar[tuple[Metric, ...]] = tuple(Metric(n, n.replace("f1", "F1"), "%", True) for n in METRICS)
-    extra: ClassVar[str] = "activity"
 
     data: ActivityConfig
     model: ActivityModelConfig

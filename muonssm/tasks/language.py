@@ -123,7 +123,6 @@ class LanguageTask(Task):
         Metric("perplexity", "perplexity", "", False),
         Metric("loss", "loss", "", False),
     )
-    extra: ClassVar[str] = "language"
     by_loss: ClassVar[bool] = True
 
     data: LanguageConfig

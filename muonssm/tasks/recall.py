@@ -51,7 +51,6 @@ class RecallTask(Task):
         Metric("accuracy", "accuracy", "%", True),
         Metric("exact", "sequences all right", "%", True),
     )
-    extra: ClassVar[str] = "language"
 
     data: RecallConfig
     model: RecallModelConfig
@@ -66,9 +65,9 @@ class RecallTask(Task):
 
     def prepare(self) -> Prepared:
         train, validation = (self._part(part) for part in ("train", "validation"))
-        lengths = self.data.test_lengths or ()
-        tests: dict[str, Dataset] = {f"length {length}": self._part("test", length) for length in lengths}
-        test = tests.pop(f"length {self.data.length}", None) or self._part("validation")
+        first, *others = self.data.test_lengths or (self.data.length,)
+        test = self._part("test", first)
+        tests: dict[str, Dataset] = {f"length {length}": self._part("test", length) for length in others}
         sizes = f"{len(train)} sequences of {self.data.length} to train on, {len(validation)} to choose by"
         summary = f"{self.data.kind}: {sizes}; made from seed {self.data.seed}"
         facts = {"vocab_size": self.data.vocabulary, "summary": summary}

@@ -50,14 +50,12 @@ class Task(ABC):
     Attributes:
         sections: what the sections are.
         metrics: the scores; the first chooses among epochs and is what comparisons speak of.
-        extra: the extra of the package that it needs.
         by_loss: whether the scores follow from the loss alone, so that no predictions are kept.
         folds: in how many ways the data can be split.
     """
 
     sections: ClassVar[dict[str, Any]]
     metrics: ClassVar[tuple[Metric, ...]]
-    extra: ClassVar[str]
     by_loss: ClassVar[bool] = False
 
     @property
@@ -95,12 +93,8 @@ class Task(ABC):
             raise ValueError(f"fold is {fold}; of this task it may be 0")
         return self
 
-    def reduce(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What is kept of a batch's logits for `score`."""
-        return logits
-
     def score(self, predictions: Any, labels: Any) -> dict[str, Any]:
-        """All scores of what `reduce` kept."""
+        """All scores of the models' `logits`, unless the task goes by its loss."""
         raise NotImplementedError
 
     def score_loss(self, loss: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ trains with transformers knows it.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from typing import Any
 
@@ -18,14 +19,13 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
+from ..data.tokens import IGNORED
 from ..layers import Mixer
 from ..tasks.task import Prepared
 from .config import TrainingConfig
 from .folder import RunFolder
 from .progress import Clock
 from .recipe import Recipe
-
-IGNORED = -100  # a label that no loss counts
 
 
 def processes() -> int:
@@ -100,12 +100,8 @@ class TaskTrainer(Trainer):
             train_dataset=data.train,
             eval_dataset=data.validation,
             compute_metrics=None if self.task.by_loss else self._compute,
-            preprocess_logits_for_metrics=self._reduce,
             callbacks=[self.clock],
         )
-
-    def _reduce(self, logits: Any, labels: Tensor) -> Tensor:
-        return self.task.reduce(logits[0] if isinstance(logits, tuple) else logits, labels)
 
     def _compute(self, prediction: Any) -> dict[str, float]:
         scores = self.task.score(prediction.predictions, prediction.label_ids)
@@ -133,9 +129,11 @@ class TaskTrainer(Trainer):
     def _mean_loss(self, dataset: Any) -> float:
         """Every process takes its turns, as many as the others (sharded weights need all of them at once)."""
         size, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
+        turns = math.ceil(len(dataset) / (size * world))
         total = torch.zeros(2, dtype=torch.float64)
         self.model.eval()
-        for first in range(rank * size, rank * size - (-len(dataset) // (size * world)) * size * world, size * world):
+        for turn in range(turns):
+            first = (turn * world + rank) * size
             items = [dataset[i] for i in range(first, min(first + size, len(dataset)))]
             batch = self._prepare_inputs(self.task.collate(items or [dataset[0]], training=False))
             with self.accelerator.autocast():

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from ..data.tokens import IGNORED
 from ..tasks.task import Task
-from .engine import IGNORED
 from .folder import RunFolder
 
 
@@ -33,7 +33,7 @@ def scores(task: Task, model: nn.Module, part: Dataset, batch_size: int) -> dict
         out, labels = model(**batch), batch["labels"]
         counted = int((labels != IGNORED).sum())  # a batch's loss is the mean over its labels
         count, total = count + counted, total + out["loss"].item() * counted
-        kept.append((labels if task.by_loss else task.reduce(out["logits"], labels), labels))
+        kept.append((labels if task.by_loss else out["logits"], labels))
     if task.by_loss:
         return task.score_loss(total / count)
     predictions, labels = (torch.cat(parts).numpy() for parts in zip(*kept, strict=True))

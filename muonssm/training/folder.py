@@ -56,7 +56,7 @@ class RunFolder:
             return
         if not resume:
             raise ValueError(f"{self.path} has a run already; --resume takes it up, --output names another folder")
-        if self.read(name) != json.loads(json.dumps(settings)):
+        if self.read(name) != as_json(settings):
             raise ValueError(f"{self.path} has a run of other settings; --output may name another folder")
 
     def begin(self, name: str, settings: Any) -> None:

@@ -22,7 +22,6 @@ class Clock(TrainerCallback):
     def __init__(self, tokens_per_step: int | None) -> None:
         self.tokens_per_step = tokens_per_step
         self.seconds = self.started = 0.0
-        self.steps = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Takes up the time of an earlier part."""
@@ -35,7 +34,6 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Stops it."""
         self.seconds += time.perf_counter() - self.started
-        self.steps += 1
 
     def add(self, logs: dict[str, float], step: int) -> None:
         """Puts both into a log of training."""
@@ -57,10 +55,7 @@ class ProgressBar(TrainerCallback):
             "loss": "loss",
             "tokens_per_second": "tokens/s",
             f"eval_{first.name}": f"validation {first.title}",
-            "eval_loss": "validation loss",
         }
-        if f"eval_{first.name}" != "eval_loss":
-            del self.keys["eval_loss"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Opens the bar, where a resumed run goes on."""

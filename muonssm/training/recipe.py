@@ -13,11 +13,11 @@ from ..tasks.task import Task
 from .config import TrainingConfig
 
 PLACE = Path(__file__).parent.parent / "recipes"
-# By name in a recipe: the module and class of the task. Each is imported when it is asked for, for each has its extra.
+# By name in a recipe, which is its module's too: the class of the task, and the extra that it needs to be imported.
 TASKS = {
-    "activity": ("activity", "ActivityTask"),
-    "language": ("language", "LanguageTask"),
-    "recall": ("recall", "RecallTask"),
+    "activity": ("ActivityTask", "activity"),
+    "language": ("LanguageTask", "language"),
+    "recall": ("RecallTask", "language"),
 }
 
 
@@ -25,8 +25,11 @@ def task_of(name: Any) -> type[Task]:
     """The class of a task."""
     if name not in TASKS:
         raise ValueError(f"task is {name!r}; it may be one of {', '.join(TASKS)}")
-    module, kind = TASKS[name]
-    return getattr(import_module(f"muonssm.tasks.{module}"), kind)
+    kind, extra = TASKS[name]
+    try:
+        return getattr(import_module(f"muonssm.tasks.{name}"), kind)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"needs the extra `{extra}` (pip install 'muonssm[{extra}]'): {error}") from error
 
 
 @dataclass(frozen=True)

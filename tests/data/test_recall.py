@@ -99,7 +99,7 @@ def test_induction_is_the_token_after_the_first_special_one():
 def test_a_passkey_prompt_reads_as_published(digits):
     config = RecallConfig("passkey", 128, digits=digits, **SMALL)
     for part, length in (("train", 128), ("test", 256)):
-        inputs, labels = make_recall(config, part)
+        inputs, labels = make_recall(config, part, length)
         assert inputs.shape == labels.shape == (len(inputs), length)
         before = set()
         for tokens, answer in zip(inputs.tolist(), labels.tolist(), strict=True):
@@ -209,5 +209,5 @@ def test_an_unknown_part_or_length_is_refused():
     config = RecallConfig("passkey", **SMALL)
     with pytest.raises(ValueError, match="part is 'dev'; it may be one of"):
         make_recall(config, "dev")
-    with pytest.raises(ValueError, match=r"length is 256 with part 'test'; it may be None or one of \(512, 1024\)"):
-        make_recall(config, "test", 256)
+    with pytest.raises(ValueError, match=r"length is 257 with part 'test'; it may be .* \(256, 512, 1024\)"):
+        make_recall(config, "test", 257)

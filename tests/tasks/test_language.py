@@ -24,17 +24,9 @@ from muonssm.training.folder import RunFolder
 from muonssm.training.recipe import Recipe
 from muonssm.training.trainer import train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 40
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "mixer": {"num_heads": 2}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Sizes are tiny: threads would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -157,7 +157,8 @@ class MuonSSMModel(MuonSSMPreTrainedModel):
         rotary = None if self.rotary_emb is None else self.rotary_emb(h, self._positions(h, position_ids, cache))
         h, seen = self.dropout(h), []
         for layer in self.layers:
-            seen.append(h)
+            if output_hidden_states:
+                seen.append(h)
             mask = masks[layer.is_mixer]  # type: ignore[index]
             h = layer(h, mask=mask, rotary=rotary, past_key_values=cache, cu_seqlens=cu_seq_lens_q)
         h = self.norm(h)

@@ -56,9 +56,10 @@ struct ConvolutionArguments {
 // One step of a whole Mamba mixer, all in float32. Matrices are [out, in], as torch keeps them.
 struct MambaArguments {
     int64_t threads, sequences, d_model, D, N, R, K;  // R: rank of the step size's projection
-    double gamma;
+    double gamma, norm_eps;
     Write write;
-    const void *x, *in_proj, *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A_log, *skip, *out_proj;
+    const void *x, *norm;                   // norm: weights of an RMS norm before the mixer, and y becomes x + y; or null
+    const void *in_proj, *conv_weight, *conv_bias, *x_proj, *dt_proj, *dt_bias, *A_log, *skip, *out_proj;
     const void *tail, *S0, *M0;             // [sequences, K - 1, D], [sequences, D, N]
     void *y, *tail_out, *S, *M;
 };

@@ -1,5 +1,6 @@
 // One token of every sequence through a whole Mamba mixer (decoding): a step is too little work to pay for a call of each part.
 //
+//     x = w x / sqrt(mean(x^2) + eps)        where a norm is given, and x is added to y in the end
 //     h, z = W_in x;   c = silu(conv(h));   r, B, C = W_x c;   dt = softplus(W_dt r + b)
 //     S, M, o = one step of the selective scan (see selective.h) on c, dt, -exp(A_log), B, C
 //     y = W_out ((o + D c) silu(z))
@@ -53,25 +54,38 @@ void multiply_rows(const T* W, int64_t rows, int64_t columns, const T* x, int64_
 template <class T> INLINE T silu(T x) { return x / (T(1) + std::exp(-x)); }
 template <class T> INLINE T softplus(T x) { return x > T(20) ? x : std::log1p(std::exp(x)); }  // torch's threshold
 
+// The inputs, or what the norm makes of them, in `normed`.
+template <class T> const T* normalised(const MambaArguments& a, T* normed) {
+    const int64_t d = a.d_model;
+    const T* x = at<T>(a.x, 0);
+    if (!a.norm) return x;
+    for (int64_t s = 0; s < a.sequences; ++s) {
+        const T scale = T(1) / std::sqrt(dot<T>(x + s * d, x + s * d, d) / T(d) + T(a.norm_eps));
+        for (int64_t i = 0; i < d; ++i) normed[s * d + i] = x[s * d + i] * scale * at<T>(a.norm, 0)[i];
+    }
+    return normed;
+}
+
 template <class T> void mamba_step_typed(const MambaArguments& a) {
     const int64_t n = a.sequences, D = a.D, N = a.N, R = a.R, before = a.K - 1, Np = padded<T>(N), Dp = padded<T>(D);
-    const int64_t threads = a.d_model * D < 32768 ? 1 : std::max<int64_t>(1, a.threads);
+    const int64_t threads = a.d_model * D < (1 << 16) ? 1 : std::max<int64_t>(1, a.threads);
     const int64_t P = R + 2 * N;
-    Buffer<T> h(n * 2 * D), c(n * D), p(n * P), dt(n * D), v(n * Dp), g(n * D);
+    Buffer<T> h(n * 2 * D), c(n * D), p(n * P), dt(n * D), v(n * Dp), g(n * D), normed(a.norm ? n * a.d_model : 0);
+    const T* x = normalised<T>(a, normed);
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
     {
-        multiply_rows<T>(at<T>(a.in_proj, 0), 2 * D, a.d_model, at<T>(a.x, 0), a.d_model, n, h, 2 * D);
+        multiply_rows<T>(at<T>(a.in_proj, 0), 2 * D, a.d_model, x, a.d_model, n, h, 2 * D);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < n * D; ++task) {
             const int64_t s = task / D, i = task % D;
-            const T *w = at<T>(a.conv_weight, i * a.K), x = h[s * 2 * D + i];
-            T sum = *at<T>(a.conv_bias, i) + w[before] * x;
+            const T *w = at<T>(a.conv_weight, i * a.K), now = h[s * 2 * D + i];
+            T sum = *at<T>(a.conv_bias, i) + w[before] * now;
             for (int64_t j = 0; j < before; ++j) {
                 const T past = *at<T>(a.tail, (s * before + j) * D + i);
                 sum += w[j] * past;
                 if (j > 0) *at<T>(a.tail_out, (s * before + j - 1) * D + i) = past;
             }
-            if (before > 0) *at<T>(a.tail_out, (s * before + before - 1) * D + i) = x;
+            if (before > 0) *at<T>(a.tail_out, (s * before + before - 1) * D + i) = now;
             c[task] = silu<T>(sum);
         }
         multiply_rows<T>(at<T>(a.x_proj, 0), P, D, c, D, n, p, P);
@@ -102,6 +116,8 @@ template <class T> void mamba_step_typed(const MambaArguments& a) {
         }
         multiply_rows<T>(at<T>(a.out_proj, 0), a.d_model, D, g, D, n, at<T>(a.y, 0), a.d_model);
     }
+    if (a.norm)
+        for (int64_t i = 0; i < n * a.d_model; ++i) *at<T>(a.y, i) += *at<T>(a.x, i);
 }
 
 }  // namespace MUONSSM_ISA

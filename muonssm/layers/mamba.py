@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon, muon_selective_scan
-from ..ops.mamba import MambaWeights, mamba_step
+from ..ops.mamba import MambaWeights, Norm, mamba_step
 from ..ops.rows import compute_dtype
 from .mixer import Call
 from .momentum import Momentum
-from .parts import is_own, step_size_bias
+from .parts import RMSNorm, is_own, step_size_bias
 from .shell import Shell
 from .state import MixerState
 
@@ -61,15 +61,16 @@ class Mamba(Shell):
         dt = F.softplus(F.linear(dt, self.dt_proj.weight).to(dtype) + self.dt_proj.bias.to(dtype))
         return muon_selective_scan(x, dt, -self.A_log.to(dtype).exp(), k, q, **call._asdict())
 
-    def step(self, x: Tensor, state: MixerState) -> tuple[Tensor, MixerState] | None:
+    def step(self, x: Tensor, state: MixerState, norm: RMSNorm | None = None) -> tuple[Tensor, MixerState] | None:
         if torch.is_grad_enabled() or self.momentum.kind != "fixed" or self.in_proj.bias is not None:
             return None
         if not all(is_own(layer) for layer in (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)):
             return None
+        filters = self.conv1d
         weights = MambaWeights(
             self.in_proj.weight,
-            self.conv1d.weight,
-            self.conv1d.bias,
+            filters.weight,
+            filters.bias,
             self.x_proj.weight,
             self.dt_proj.weight,
             self.dt_proj.bias,
@@ -77,5 +78,6 @@ class Mamba(Shell):
             self.D,
             self.out_proj.weight,
         )
-        found = mamba_step(x, weights, state.conv, state.memory, self.muon, self.impl)
+        before = None if norm is None else Norm(norm.weight, norm.eps)
+        found = mamba_step(x, weights, state.conv, state.memory, self.muon, self.impl, before)
         return None if found is None else (found.y, MixerState(found.tail, found.memory))

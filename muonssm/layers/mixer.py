@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..ops import MemoryState, Muon
 from .momentum import Momentum
-from .parts import ShortConvolution
+from .parts import RMSNorm, ShortConvolution
 from .sequences import Packing, both_bounds, both_ways, check_mask, mean_of_both
 from .state import MixerState
 
@@ -115,8 +115,11 @@ class Mixer(nn.Module, ABC):
         y, state = self._run(packing.pack(x), state, packing.cu_seqlens)
         return packing.unpack(y, B, L), state
 
-    def step(self, x: Tensor, state: MixerState) -> tuple[Tensor, MixerState] | None:
-        """One step of each sequence, x `[B, 1, d_model]`, where a backbone has a kernel for the whole of it."""
+    def step(self, x: Tensor, state: MixerState, norm: RMSNorm | None = None) -> tuple[Tensor, MixerState] | None:
+        """One step of each sequence, x `[B, 1, d_model]`, where a backbone has a kernel for the whole of it.
+
+        With `norm`, it is a step of the residual block x + mixer(norm(x)).
+        """
         return None
 
     def _run(self, x: Tensor, state: MixerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, MixerState | None]:

@@ -67,6 +67,11 @@ def step_size_bias(count: int) -> nn.Parameter:
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
 
 
+def is_bare(module: nn.Module) -> bool:
+    """Whether calling the module is its class's `forward` and nothing else: no hook, no forward of its own."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
 def is_own(layer: nn.Module) -> bool:
     """Whether the layer is W x + b and nothing else: no adapter in its place (LoRA, quantised), no hook."""
-    return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
+    return type(layer) is nn.Linear and is_bare(layer)

@@ -73,8 +73,8 @@ class MambaArguments(ctypes.Structure):
 
     _fields_ = _fields(
         "threads sequences d_model D N R K",
-        "gamma",
-        "x in_proj conv_weight conv_bias x_proj dt_proj dt_bias A_log skip out_proj tail S0 M0 y tail_out S M",
+        "gamma norm_eps",
+        "x norm in_proj conv_weight conv_bias x_proj dt_proj dt_bias A_log skip out_proj tail S0 M0 y tail_out S M",
     )
 
 

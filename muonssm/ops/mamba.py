@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 from typing import NamedTuple
 
 import torch
@@ -37,12 +39,26 @@ class MambaStep(NamedTuple):
     memory: MemoryState
 
 
+class Norm(NamedTuple):
+    """An RMS norm before the mixer."""
+
+    weight: Tensor
+    eps: float
+
+
 def mamba_step(
-    x: Tensor, weights: MambaWeights, tail: Tensor, memory: MemoryState, muon: Muon, impl: str
+    x: Tensor,
+    weights: MambaWeights,
+    tail: Tensor,
+    memory: MemoryState,
+    muon: Muon,
+    impl: str = "auto",
+    norm: Norm | None = None,
 ) -> MambaStep | None:
     """x `[B, 1, d_model]` one step on; None where the kernel does not apply, and the parts have to be called in turn.
 
-    It applies without gradients, to ordinary float32 tensors on a CPU, outside compilation, autocast and torch.func.
+    With `norm`, y is a whole residual block: x + mixer(norm(x)). The kernel applies without gradients, to ordinary
+    float32 tensors on a CPU, outside compilation, autocast and torch.func.
     """
     if torch.is_grad_enabled() or impl not in ("auto", "native") or library.unavailable() is not None:
         return None
@@ -50,18 +66,31 @@ def mamba_step(
         return None
     D, N = weights.A_log.shape
     K = weights.conv_weight.shape[2]
-    given = (x.contiguous(), *weights, tail, *memory)
-    shaped = tail.shape == (x.shape[0], K - 1, D) and memory.S.shape == memory.M.shape == (x.shape[0], D, N)
-    if not shaped or not all(_is_usual(t) for t in given) or not library.is_plain(x):
+    x = x.contiguous()
+    given = (x, *weights, tail, *memory) if norm is None else (x, norm.weight, *weights, tail, *memory)
+    shaped = x.shape[1:] == (1, weights.in_proj.shape[1]) and tail.shape == (x.shape[0], K - 1, D)
+    shaped = shaped and memory.S.shape == memory.M.shape == (x.shape[0], D, N)
+    if not shaped or torch.compiler.is_compiling() or not _TYPES.issuperset(map(type, given)):
         return None
-    out = [torch.empty_like(t) for t in (given[0], tail, *memory)]
+    if set(map(_KIND, given)) != _USUAL or not all(map(Tensor.is_contiguous, given)):
+        return None
+    y, new_tail, S, M = out = tuple(map(torch.empty_like, (x, tail, *memory)))
     sizes = (torch.get_num_threads(), x.shape[0], x.shape[2], D, N, weights.dt_proj.shape[1], K)
-    numbers = library.make_write(library.write_numbers(muon))
-    arguments = library.MambaArguments(*sizes, muon.gamma, numbers, *(t.data_ptr() for t in (*given, *out)))
+    addresses: list[int | None] = [*map(Tensor.data_ptr, given + out)]
+    if norm is None:
+        addresses.insert(1, None)
+    numbers = (muon.gamma, 0.0 if norm is None else norm.eps, _write(muon))
+    arguments = library.MambaArguments(*sizes, *numbers, *addresses)
     library.load().muonssm_mamba_step(ctypes.byref(arguments))
-    y, tail, S, M = out
-    return MambaStep(y, tail, MemoryState(S, M))
+    return MambaStep(y, new_tail, MemoryState(S, M))
 
 
-def _is_usual(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.is_contiguous() and tensor.device.type == "cpu"
+# What a step does besides computing counts: these run in C, and `Muon` is a frozen value.
+_KIND = operator.attrgetter("dtype", "device")
+_USUAL = {(torch.float32, torch.device("cpu"))}
+_TYPES = {Tensor, torch.nn.Parameter}
+
+
+@functools.lru_cache
+def _write(muon: Muon) -> library.Write:
+    return library.make_write(library.write_numbers(muon))

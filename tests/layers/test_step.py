@@ -8,6 +8,7 @@ from torch import nn
 
 from muonssm import Muon
 from muonssm.layers import Mamba
+from muonssm.layers.parts import RMSNorm
 from muonssm.ops import library
 
 from .cases import assert_close, assert_same_state, inputs
@@ -46,6 +47,18 @@ def test_equals_the_parts_in_turn(d_model, dims, muon, batch):
 
 
 @NATIVE
+def test_with_a_norm_it_is_a_residual_block():
+    mixer, x, norm = build(), inputs(2, 6, 33), RMSNorm(33, eps=1e-3)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(-1, 2, 33))
+        _, state = mixer(norm(x[:, :5]))
+        found, following = mixer.step(x[:, 5:], state, norm)
+        y, wanted = mixer._run(norm(x[:, 5:]), state, None)
+    assert_close(found, x[:, 5:] + y, what="x + mixer(norm(x))")
+    assert_same_state(following, wanted)
+
+
+@NATIVE
 def test_the_state_that_was_given_stays():
     mixer, x = build(), inputs(1, 5, 33)
     with torch.no_grad():
@@ -72,6 +85,11 @@ def hooked(mixer: Mamba) -> None:
     mixer.out_proj.register_forward_hook(lambda module, given, out: out * 2)
 
 
+def replaced(mixer: Mamba) -> None:
+    usual = mixer.out_proj.forward
+    mixer.out_proj.forward = lambda x: usual(x) - 1  # as accelerate does
+
+
 def transposed(mixer: Mamba) -> None:
     mixer.in_proj.weight.data = mixer.in_proj.weight.data.t().contiguous().t()
 
@@ -79,6 +97,7 @@ def transposed(mixer: Mamba) -> None:
 CHANGES = {
     "adapter": (adapted, {}),
     "hook": (hooked, {}),
+    "forward of its own": (replaced, {}),
     "layout": (transposed, {}),
     "bias": (None, {"bias": True}),
     "learned momentum": (None, {"momentum": "per_step"}),

@@ -116,6 +116,16 @@ def test_the_cache_does_not_grow(backbone):
     assert sizes[0] == sizes[1] > 0
 
 
+@pytest.mark.parametrize("part", ["mixer", "mixer_norm", "mixer.in_proj"])
+@each_backbone
+def test_hooks_see_every_token_of_generation(backbone, part):
+    """A decoding step may go through a kernel for the whole block, but not past what somebody listens to."""
+    model, seen = build(backbone), []
+    model.model.layers[1].get_submodule(part).register_forward_hook(lambda *_: seen.append(1))
+    model.generate(tokens(1, 5), max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert len(seen) == 6
+
+
 @each_kind
 @each_backbone
 def test_saved_and_loaded_as_transformers_does(backbone, changes, tmp_path):

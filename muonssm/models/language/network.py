@@ -23,8 +23,8 @@ from transformers.models.mistral.modeling_mistral import MistralAttention, Mistr
 from transformers.utils.generic import can_return_tuple
 
 from ...layers import Mixer, build_mixer
-from ...layers.parts import RMSNorm
-from .cache import MuonSSMCache, layer_of
+from ...layers.parts import RMSNorm, is_bare
+from .cache import MemoryLayer, MuonSSMCache, layer_of
 from .config import LINEAR, SLIDING, MuonSSMConfig
 
 
@@ -62,18 +62,28 @@ class Block(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """h `[B, L, D]`; `mask` is `[B, L]` for a mixer, and transformers' own for attention."""
-        n = self.mixer_norm(h)
         if self.is_mixer:
-            layer = layer_of(past_key_values, self.index)
-            y, state = self.mixer(n, None if layer is None else layer.state, mask, cu_seqlens)
-            if layer is not None:
-                layer.write(state)
+            h = self._mix(h, mask, layer_of(past_key_values, self.index), cu_seqlens)
         else:
-            y, _ = self.mixer(n, rotary, mask, past_key_values)
-        h = h + self.dropout(y)
+            y, _ = self.mixer(self.mixer_norm(h), rotary, mask, past_key_values)
+            h = h + self.dropout(y)
         if self.mlp is None or self.mlp_norm is None:
             return h
         return h + self.dropout(self.mlp(self.mlp_norm(h)))
+
+    def _mix(self, h: Tensor, mask: Tensor | None, layer: MemoryLayer | None, cu_seqlens: Tensor | None) -> Tensor:
+        """h + mixer(norm(h)), in one go for a single token where that is possible."""
+        state = None if layer is None else layer.state
+        alone = h.shape[1] == 1 and mask is None and cu_seqlens is None
+        if state is not None and alone and not self.training and is_bare(self.mixer) and is_bare(self.mixer_norm):
+            found = self.mixer.step(h, state, self.mixer_norm)  # type: ignore[operator]
+            if found is not None:
+                layer.write(found[1])  # type: ignore[union-attr]
+                return found[0]
+        y, state = self.mixer(self.mixer_norm(h), state, mask, cu_seqlens)
+        if layer is not None:
+            layer.write(state)
+        return h + self.dropout(y)
 
 
 class MuonSSMPreTrainedModel(PreTrainedModel):

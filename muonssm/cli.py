@@ -256,19 +256,38 @@ def _add_generate(commands: Any) -> None:
     generate.add_argument("--top-k", type=int, default=0, help="0 for no bound")
     generate.add_argument("--greedy", action="store_true", help="always the likeliest token")
     generate.add_argument("--seed", type=int)
+    generate.add_argument("--beyond", action="store_true", help="takes a prompt longer than the training length")
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from .tasks.generate import generate_text
+    import warnings
+
+    from .tasks.generate import check_prompt, generate_text
     from .tasks.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(arguments.folder)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "greedy", "seed")
     settings = {name: getattr(arguments, name) for name in names}
-    print(arguments.prompt, end="", flush=True)
-    generate_text(model, tokenizer, arguments.prompt, **settings, stream=lambda text: print(text, end="", flush=True))
-    print()
+    if not arguments.beyond:
+        check_prompt(model, tokenizer, arguments.prompt)
+    rest = [arguments.prompt]  # comes before the first piece, and not before all else is known to be right
+
+    def show(piece: str) -> None:
+        print("".join(rest) + piece, end="", flush=True)
+        rest.clear()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the prompt is long: it was asked for
+        generate_text(model, tokenizer, arguments.prompt, **settings, stream=show)
+    print("".join(rest))
     return 0
+
+
+def _read_text(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is {path!r}, which is not UTF-8 ({error}); it may be a file of text") from error
 
 
 def _add_needle(commands: Any) -> None:
@@ -296,7 +315,7 @@ def _needle(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--lengths is {arguments.lengths!r}; it may be numbers with commas between") from error
     names = ("samples", "answer_tokens", "seed", "batch_size")
     test = NeedleTest(lengths, tuple(arguments.variants.split(",")), **{n: getattr(arguments, n) for n in names})
-    essay = None if arguments.essay is None else Path(arguments.essay).read_text(encoding="utf-8")
+    essay = None if arguments.essay is None else _read_text("--essay", arguments.essay)
     found, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
     save, done = folder.record("needle.json", arguments.resume)
     result = run_needle(*found, test, essay, done, save)

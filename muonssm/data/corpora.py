@@ -271,7 +271,8 @@ def to_row(kind: str, field: str) -> Callable[[str, Table], Row]:
         value = row.get(field)
         if isinstance(value, str):
             return checked(Document(name, value))
-        return Lost(name, EMPTY if value is None and field in row else f"has no text in the field {field!r}")
+        hint = " (kind may be 'instructions')" if {"instruction", "output"} <= set(row) else ""
+        return Lost(name, EMPTY if value is None and field in row else f"has no text in the field {field!r}{hint}")
 
     def instructions(name: str, row: Table) -> Row:
         instruction, context, output = (row.get(key) for key in FIELDS)

@@ -69,6 +69,21 @@ def generate_text(
     return pieces.text
 
 
+def trained_length(model: Any) -> float:
+    """Tokens of the sequences that the model was trained on, as far as its configuration says."""
+    found = getattr(model.config, "max_position_embeddings", None)
+    return float("inf") if found is None else found
+
+
+def check_prompt(model: Any, tokenizer: Any, prompt: str) -> None:
+    """Raises where the prompt is longer than what the model was trained on; `generate_text` would only warn."""
+    count, trained = len(tokenizer(prompt)["input_ids"]) if prompt else 0, trained_length(model)
+    if count > trained:
+        raise ValueError(
+            f"PROMPT has {count} tokens; it may have {trained}, as in training, or any number with --beyond"
+        )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model without dropout and gradients inside, in the mode it was in afterwards."""
@@ -142,8 +157,8 @@ def _encode(model: Any, tokenizer: Any, prompt: str) -> Tensor:
     known = model.get_input_embeddings().weight.shape[0]
     if max(ids) >= known:
         raise ValueError(f"tokenizer gives the token {max(ids)}; with this model it may give 0 to {known - 1}")
-    trained = getattr(model.config, "max_position_embeddings", None)
-    if trained is not None and len(ids) > trained:
+    trained = trained_length(model)
+    if len(ids) > trained:
         warnings.warn(f"the prompt has {len(ids)} tokens; the model was trained on at most {trained}", stacklevel=3)
     return torch.tensor([ids], device=model.device)
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .earlier import check_same
 from .generate import evaluating
 
 Result = dict[str, Any]
@@ -294,10 +295,7 @@ def _take_up(done: Result | None, settings: dict[str, Any]) -> Result:
     """What `done` has, or nothing yet; raises where its scores are of something else."""
     if done is None:
         return {"settings": settings, "tasks": {}}
-    for name, value in settings.items():
-        before = done["settings"].get(name)
-        if before != value:
-            raise ValueError(f"done has {name} = {before!r}; with this call it may be a result of {name} = {value!r}")
+    check_same(settings, done["settings"])
     return {"settings": settings, "tasks": dict(done["tasks"])}
 
 

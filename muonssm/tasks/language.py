@@ -148,6 +148,7 @@ class LanguageTask(Task):
             "kind": manifest["kind"],
             "vocab_size": manifest["vocab_size"],
             "eos_token_id": manifest["eos_id"],
+            "tokens_per_item": _tokens_per_item(manifest, self.data.length),
             "tokenizer_files": sorted(manifest["tokenizer"]["files"]),
             "summary": _summary(manifest, len(train), len(validation), self.data.length),
         }
@@ -206,9 +207,6 @@ class LanguageTask(Task):
     def score_loss(self, loss: float) -> dict[str, Any]:
         return {"perplexity": math.exp(min(loss, 700.0)), "loss": loss}
 
-    def tokens_per_item(self) -> int:
-        return self.data.length
-
     def show(self, run: Path) -> Iterator[str]:
         """Samples, the same for the same weights."""
         model, tokenizer = load_pretrained(run)
@@ -237,6 +235,13 @@ def _flat(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     positions = torch.arange(total) - starts.repeat_interleave(bounds.diff())
     packed = {"position_ids": positions[None], "cu_seq_lens_q": bounds}
     return {"input_ids": inputs, "labels": labels, "shift_labels": labels, **packed}
+
+
+def _tokens_per_item(manifest: dict[str, Any], length: int) -> float:
+    """A block is full; an instruction with its response is as long as it is."""
+    if manifest["kind"] != "instructions":
+        return length
+    return min(length, manifest["train"]["tokens"] / max(1, manifest["train"]["documents"]))
 
 
 def _summary(manifest: dict[str, Any], train: int, validation: int, length: int) -> str:

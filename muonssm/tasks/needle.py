@@ -29,6 +29,7 @@ from ..data.needle import (
     make_needle,
     score_needle,
 )
+from .earlier import check_same
 from .quiet import without_reminder
 
 BINS = 10  # of depth, in a cell
@@ -119,10 +120,7 @@ def _begin(test: NeedleTest, essay: str, done: Result | None) -> Result:
         return {"settings": settings, "cells": []}
     if not {"settings", "cells"} <= set(done):
         raise ValueError(f"done has {sorted(done)}; it may be None, or what save was called with: settings and cells")
-    for name, value in settings.items():
-        was = done["settings"].get(name)
-        if was != value:
-            raise ValueError(f"{name} is {value!r}, but done was run with {was!r}; it may be the same, or done None")
+    check_same(settings, done["settings"])
     return {"settings": settings, "cells": list(done["cells"])}
 
 

@@ -70,7 +70,7 @@ class RecallTask(Task):
         tests: dict[str, Dataset] = {f"length {length}": self._part("test", length) for length in others}
         sizes = f"{len(train)} sequences of {self.data.length} to train on, {len(validation)} to choose by"
         summary = f"{self.data.kind}: {sizes}; made from seed {self.data.seed}"
-        facts = {"vocab_size": self.data.vocabulary, "summary": summary}
+        facts = {"vocab_size": self.data.vocabulary, "summary": summary, "tokens_per_item": self.data.length}
         return Prepared(train, validation, test, facts, tests)
 
     def _part(self, part: str, length: int | None = None) -> TensorDataset:
@@ -85,6 +85,3 @@ class RecallTask(Task):
 
     def score(self, predictions: Any, labels: Any) -> dict[str, Any]:
         return dict(score(predictions, labels))
-
-    def tokens_per_item(self) -> int:
-        return self.data.length

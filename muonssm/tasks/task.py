@@ -32,7 +32,7 @@ class Prepared:
     Attributes:
         train, validation: the parts to learn from and to choose by.
         test: scored once at the end; None where nothing is chosen, so that the validation part is the test.
-        facts: as JSON.
+        facts: as JSON; `tokens_per_item` among them where speed is counted in tokens.
         more: further test parts by name, such as other lengths.
     """
 
@@ -108,7 +108,3 @@ class Task(ABC):
     def show(self, run: Path) -> Iterator[str]:
         """What a finished run has to show besides its scores."""
         return iter(())
-
-    def tokens_per_item(self) -> int | None:
-        """Tokens of one item of the data, where speed is counted in tokens."""
-        return None

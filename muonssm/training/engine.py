@@ -91,7 +91,7 @@ class TaskTrainer(Trainer):
     def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, data: Prepared) -> None:
         self.recipe, self.task = recipe, recipe.task
         self.last_weights: dict[str, Tensor] = {}
-        tokens = recipe.task.tokens_per_item()
+        tokens = data.facts.get("tokens_per_item")
         self.clock = Clock(None if tokens is None else tokens * recipe.training.batch_size)
         super().__init__(
             model,

@@ -133,7 +133,7 @@ class RunFolder:
         recipe, facts = Recipe.from_dict(self.read("recipe.json")), self.read("facts.json")
         if kinds and recipe.kind not in kinds:
             raise ValueError(
-                f"RUN is {str(self.path)!r}, of the task {recipe.kind}; it may be one of {', '.join(kinds)}"
+                f"RUN is {str(self.path)!r}, a run of {recipe.kind}; it may be a run of {' or '.join(kinds)}"
             )
         model = recipe.task.rebuild_model(facts, self.path)
         try:

@@ -148,9 +148,9 @@ def test_a_stopped_run_goes_on(words):
 def test_cells_of_another_kind_are_not_mixed_in(words):
     test = NeedleTest((400,), ("pk",), 3, 60)
     done = run_needle(Reader(words), words, test, progress=False)
-    with pytest.raises(ValueError, match="samples is 4, but done was run with 3"):
+    with pytest.raises(ValueError, match="samples is 4, but the earlier result has 3"):
         run_needle(Reader(words), words, NeedleTest((400,), ("pk",), 4, 60), done=done)
-    with pytest.raises(ValueError, match=r"essay is '.*', but done was run with"):
+    with pytest.raises(ValueError, match=r"essay is '.*', but the earlier result has"):
         run_needle(Reader(words), words, test, essay="Another essay.", done=done)
     with pytest.raises(ValueError, match=r"done has \['cells'\]; it may be None, or what save was called with"):
         run_needle(Reader(words), words, test, done={"cells": []})

@@ -185,14 +185,27 @@ def test_commands_on_a_run(alone, tmp_path, capsys):
     run = str(alone[0])
     assert main(["generate", run, "the memory", "--max-new-tokens", "5", "--seed", "1"]) == 0
     assert capsys.readouterr().out.startswith("the memory")
+    for wrong, told in (
+        (["x", "--top-p", "2"], "top_p is 2.0; it may be"),
+        (["the memory " * 99], "or any number with --b"),
+    ):
+        assert main(["generate", run, *wrong]) == 2
+        said = capsys.readouterr()
+        assert told in said.err
+        assert said.out == ""
+    assert main(["generate", run, "the memory " * 99, "--beyond", "--max-new-tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("the memory the memory")
     small = ["--lengths", "700", "--variants", "pk", "--samples", "2", "--answer-tokens", "20"]
     assert main(["needle", run, *small]) == 0
     assert "pk" in capsys.readouterr().out
     assert (alone[0] / "needle.html").is_file()
     assert main(["needle", run, *small]) == 2
     assert "--resume keeps it" in capsys.readouterr().err
+    (tmp_path / "essay").write_bytes(b"caf\xe9")
+    assert main(["needle", run, "--essay", str(tmp_path / "essay")]) == 2
+    assert "which is not UTF-8" in capsys.readouterr().err
     assert main(["predict", run, "x.csv"]) == 2
-    assert "of the task language; it may be one of activity" in capsys.readouterr().err
+    assert "a run of language; it may be a run of activity" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["generate", str(tmp_path / "empty"), "x"]) == 2
     assert "which has no config.json" in capsys.readouterr().err

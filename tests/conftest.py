@@ -7,6 +7,10 @@ import csv
 import numpy as np
 import pytest
 
+from muonssm.torchvision_cpu import prepare_torchvision
+
+prepare_torchvision()  # before a test imports transformers, which imports torchvision if that is installed
+
 CHANNELS = ("acc_x", "acc_y", "acc_z")
 CLASSES = ("slow", "fast", "still")
 

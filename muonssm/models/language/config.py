@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from ...layers import BACKBONES
 from ...ops import Muon
+from ..settings import muon_settings
 
 LINEAR, SLIDING = "linear_attention", "sliding_attention"
 
@@ -62,7 +62,7 @@ class MuonSSMConfig(PreTrainedConfig):
 
     def __post_init__(self, **others: Any) -> None:
         self._check()
-        self.muon = _settings(self.muon)
+        self.muon = muon_settings(self.muon)
         self.mixer = dict(self.mixer or {})
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
@@ -95,19 +95,3 @@ class MuonSSMConfig(PreTrainedConfig):
     def build_muon(self) -> Muon:
         """The settings as a value."""
         return Muon(**self.muon)
-
-
-def _settings(muon: Any) -> dict[str, Any]:
-    """What `muon` stands for, as JSON can keep it."""
-    if muon is None or isinstance(muon, bool):
-        muon = Muon() if muon else Muon.off()
-    if isinstance(muon, dict):
-        try:
-            muon = Muon(**muon)
-        except TypeError as error:
-            raise ValueError(f"muon is {muon!r}; it may have the settings of muonssm.Muon ({error})") from error
-    if not isinstance(muon, Muon):
-        raise ValueError(f"muon is {muon!r}; it may be a dict of settings, True or False")
-    if not isinstance(muon.gamma, (int, float)):
-        raise ValueError("muon.gamma is a tensor; it may be a number (a learned one is momentum='per_head')")
-    return asdict(muon)

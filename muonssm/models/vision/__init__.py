@@ -1,0 +1,24 @@
+"""MambaVision with any backbone as its SSM, plain or with Muon. This module needs torch alone.
+
+`muonssm.models.vision.in_timm` and `muonssm.models.vision.in_transformers`, once imported, make the networks known to
+these libraries.
+"""
+
+from __future__ import annotations
+
+from .config import VisionConfig
+from .features import VisionFeatures
+from .network import MambaVision
+from .presets import SIZES, mambavision_micro, mambavision_tiny, vision_config
+from .published import load_published
+
+__all__ = [
+    "SIZES",
+    "MambaVision",
+    "VisionConfig",
+    "VisionFeatures",
+    "load_published",
+    "mambavision_micro",
+    "mambavision_tiny",
+    "vision_config",
+]

@@ -1,0 +1,91 @@
+"""The mixer of a MambaVision block: an SSM on one half of the channels, beside a half that goes around it.
+
+    x, z = in_proj(u);   x = silu(conv(x)), z = silu(conv(z));   out = out_proj([ssm(x), z])
+
+    u, out      `[B, L, d]`, the L positions of a window in raster order
+    x, z        `[B, L, h]`, h = d / 2; the filters reach to both sides
+
+With Mamba the SSM is, as in the release and under its names,
+
+    dt, B, C = x_proj(x);   dt = softplus(dt_proj(dt) + dt_proj.bias);   ssm(x) = scan(x, dt, A, B, C) + D x
+
+Every other backbone puts its whole layer of `muonssm.layers`, h wide, in the place of the SSM.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...layers import build_mixer
+from ...layers.momentum import Momentum
+from ...ops import muon_selective_scan
+from ...ops.rows import compute_dtype
+from .config import VisionConfig
+
+
+class VisionMixer(nn.Module, ABC):
+    """What all backbones share; each adds `ssm`."""
+
+    def __init__(self, dim: int, config: VisionConfig) -> None:
+        super().__init__()
+        half = dim // 2
+        self.in_proj = nn.Linear(dim, dim, bias=False)
+        self.conv1d_x = nn.Conv1d(half, half, config.d_conv, groups=half, bias=False)
+        self.conv1d_z = nn.Conv1d(half, half, config.d_conv, groups=half, bias=False)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+
+    @abstractmethod
+    def ssm(self, x: Tensor) -> Tensor:
+        """What the memory makes of x, `[B, L, h]` both."""
+
+    def forward(self, u: Tensor) -> Tensor:
+        filters = torch.cat([self.conv1d_x.weight, self.conv1d_z.weight])  # both halves in one go
+        xz = F.conv1d(self.in_proj(u).mT, filters, padding="same", groups=filters.shape[0])
+        x, z = F.silu(xz.mT).chunk(2, dim=-1)
+        return self.out_proj(torch.cat([self.ssm(x), z], dim=-1))
+
+
+class MambaVisionMixer(VisionMixer):
+    """With Mamba's scan; parameters are named and shaped as in the release, so its weights go in as they are."""
+
+    def __init__(self, dim: int, config: VisionConfig) -> None:
+        super().__init__(dim, config)
+        half, N = dim // 2, config.d_state
+        self.splits = [math.ceil(dim / 16), N, N]
+        self.x_proj = nn.Linear(half, sum(self.splits), bias=False)
+        self.dt_proj = nn.Linear(self.splits[0], half)
+        self.A_log = nn.Parameter(torch.arange(1, N + 1, dtype=torch.float32).repeat(half, 1).log())
+        self.D = nn.Parameter(torch.ones(half))
+        self.momentum = Momentum(half, 1, config.muon, config.momentum)
+
+    def ssm(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        dt, B, C = self.x_proj(x).split(self.splits, dim=-1)
+        # The release adds the bias in the projection and again in the scan. Its weights were trained so, and the paper
+        # builds on it: so do we. It changes what is learned no more than another learning rate for the bias would.
+        bias = 2 * self.dt_proj.bias.to(dtype)
+        dt = F.softplus(F.linear(dt, self.dt_proj.weight).to(dtype) + bias)
+        muon = self.momentum(self.momentum.gate(x))
+        y, _ = muon_selective_scan(x, dt, -self.A_log.to(dtype).exp(), B, C, muon=muon)
+        return torch.addcmul(y, x, self.D.to(y.dtype))
+
+
+class LayerMixer(VisionMixer):
+    """With any layer of `muonssm.layers`: x makes queries, keys, values and gates; the answer is gated by x too."""
+
+    def __init__(self, dim: int, config: VisionConfig) -> None:
+        super().__init__(dim, config)
+        self.layer = build_mixer(config.backbone, dim // 2, config.muon, **config.ssm_dims())
+
+    def ssm(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+def vision_mixer(dim: int, config: VisionConfig) -> VisionMixer:
+    """The mixer of a block, `dim` channels wide."""
+    return MambaVisionMixer(dim, config) if config.backbone == "mamba" else LayerMixer(dim, config)

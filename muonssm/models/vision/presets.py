@@ -1,0 +1,66 @@
+"""The sizes that have names: `tiny` as published, and `micro` for small images and CPUs."""
+
+from __future__ import annotations
+
+from ...ops import Muon
+from .config import VisionConfig
+from .network import MambaVision
+
+SIZES = ("tiny", "micro")
+
+
+def vision_config(
+    size: str,
+    backbone: str = "mamba",
+    muon: Muon = Muon(),  # noqa: B008  a frozen value
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    drop_path: float | None = None,
+    momentum: str = "fixed",
+) -> VisionConfig:
+    """The configuration of a size in `SIZES`; `drop_path` None is that size's own."""
+    if size == "tiny":
+        share = 0.2 if drop_path is None else drop_path
+        return VisionConfig(backbone, muon, num_classes, in_channels, drop_path=share, momentum=momentum)
+    if size != "micro":
+        raise ValueError(f"size is {size!r}; it may be one of {SIZES}")
+    # Strides 2 to 16 where tiny has 4 to 32: an image of 28 pixels still has maps of 14, 7, 4 and 2.
+    return VisionConfig(
+        backbone, muon, num_classes, in_channels, depths=(1, 1, 2, 2), dims=(16, 32, 64, 128), stem=16,
+        stem_strides=(1, 2), windows=(8, 4), fit_windows=True, heads=(4, 8),
+        drop_path=0.0 if drop_path is None else drop_path, momentum=momentum,
+    )  # fmt: skip
+
+
+def mambavision_tiny(
+    backbone: str = "mamba",
+    muon: Muon = Muon(),  # noqa: B008  a frozen value
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    drop_path: float = 0.2,
+    momentum: str = "fixed",
+) -> MambaVision:
+    """MambaVision-T: 31.8 M parameters, strides 4 to 32, windows that span the maps of 224 x 224 pixels.
+
+    Args:
+        backbone: a name in `muonssm.layers.BACKBONES`.
+        muon: `Muon.off()` is the plain backbone.
+        num_classes: 0 leaves the head out.
+        in_channels, drop_path, momentum: see `VisionConfig`.
+    """
+    return MambaVision(vision_config("tiny", backbone, muon, num_classes, in_channels, drop_path, momentum))
+
+
+def mambavision_micro(
+    backbone: str = "mamba",
+    muon: Muon = Muon(),  # noqa: B008  a frozen value
+    num_classes: int = 10,
+    in_channels: int = 1,
+    drop_path: float = 0.0,
+    momentum: str = "fixed",
+) -> MambaVision:
+    """The same for images of 28 to some 200 pixels and a CPU: 0.6 M parameters, strides 2 to 16.
+
+    The arguments are those of `mambavision_tiny`.
+    """
+    return MambaVision(vision_config("micro", backbone, muon, num_classes, in_channels, drop_path, momentum))

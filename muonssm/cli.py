@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .torchvision_cpu import prepare_torchvision
 from .version import __version__
 
 
@@ -18,9 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"muonssm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     adding = (_add_info, _add_bench, _add_prepare, _add_train, _add_compare, _add_eval, _add_predict, _add_stream)
-    for add in (*adding, _add_generate, _add_needle):
+    for add in (*adding, _add_generate, _add_needle, _add_explain, _add_corrupt):
         add(commands)
     parsed = parser.parse_args(arguments)
+    prepare_torchvision()  # before a command imports transformers, which imports torchvision if it is installed
     try:
         return parsed.run(parsed)
     except BrokenPipeError:  # whoever read this has enough
@@ -63,15 +65,21 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--mixers", action="store_true", help="whole mixers in place of the operator")
     bench.add_argument("--training", action="store_true", help="training steps of the activity recipe")
     bench.add_argument("--language", action="store_true", help="training and decoding of small language models")
+    bench.add_argument("--vision", action="store_true", help="training steps of MambaVision-T")
     bench.add_argument("--rounds", type=int, default=15, help="rounds of which the best counts")
     bench.add_argument("--threads", type=int, default=2)
     bench.add_argument("--longest", type=int, default=131072, help="where the sweep over lengths ends")
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from .bench import language, mixers, suite, training
+    from .bench import language, mixers, suite, training, vision
 
-    asked = ((arguments.mixers, mixers), (arguments.training, training), (arguments.language, language))
+    asked = (
+        (arguments.mixers, mixers),
+        (arguments.training, training),
+        (arguments.language, language),
+        (arguments.vision, vision),
+    )
     for wanted, module in asked:
         if wanted:
             return module.run(Path(arguments.output), arguments.rounds, arguments.threads)
@@ -173,6 +181,8 @@ def _add_eval(commands: Any) -> None:
     _add_run(parser)
     parser.add_argument("--tasks", help="`paper`, lm-eval's names or own .yaml files, with commas between")
     parser.add_argument("--include", metavar="FOLDER", help="a folder of further lm-eval tasks")
+    parser.add_argument("--robustness", choices=("imagenet-c", "imagenet-r", "imagenet-a"), help="of a classifier")
+    parser.add_argument("--data", metavar="DIR", help="the folder of the images for --robustness")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--limit", type=int, help="only the first so many examples of each task")
     parser.add_argument("--max-length", type=int, help="tokens of context; the model's training length by default")
@@ -182,6 +192,8 @@ def _add_eval(commands: Any) -> None:
 def _eval(arguments: argparse.Namespace) -> int:
     if arguments.tasks is not None:
         return _zero_shot(arguments)
+    if arguments.robustness is not None:
+        return _robustness(arguments)
     from .training.evaluate import evaluate
     from .training.folder import RunFolder
     from .training.recipe import Recipe
@@ -208,6 +220,52 @@ def _zero_shot(arguments: argparse.Namespace) -> int:
         print(table(error.result, figures))
         raise
     print(table(result, figures))
+    return 0
+
+
+def _robustness(arguments: argparse.Namespace) -> int:
+    from .training.robustness import evaluate_robustness
+
+    arguments.extra = "vision"
+    if arguments.data is None:
+        raise ValueError(
+            f"--data is missing; with --robustness {arguments.robustness} it may be the folder of the images"
+        )
+    for line in evaluate_robustness(arguments.folder, arguments.robustness, arguments.data, arguments.batch_size):
+        print(line)
+    return 0
+
+
+def _add_explain(commands: Any) -> None:
+    text = "pictures of what a vision model sees: Grad-CAM, boxes and masks, classes of pixels"
+    explain = _command(commands, "explain", _explain, "vision", text)
+    explain.add_argument("folder", metavar="RUN", help="a finished run, or a comparison: plain beside Muon")
+    explain.add_argument("images", metavar="IMAGE", nargs="*", help="image files; without any, of the test part")
+    explain.add_argument("--count", type=int, default=8, help="how many of the test part")
+    explain.add_argument("--output", help="folder of the pictures; RUN/explain by default")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from .analysis.explain import explain
+
+    for path in explain(arguments.folder, arguments.images, arguments.count, arguments.output):
+        print(path)
+    return 0
+
+
+def _add_corrupt(commands: Any) -> None:
+    corrupt = _command(commands, "corrupt", _corrupt, "vision", "one's own images in ImageNet-C's fifteen corruptions")
+    corrupt.add_argument("source", metavar="SOURCE", help="a folder with a folder of images for each class")
+    corrupt.add_argument("output", metavar="OUTPUT", help="where to write; what is there already stays")
+    corrupt.add_argument("--size", type=int, help="the middle of each image at this size; as they are by default")
+    corrupt.add_argument("--seed", type=int, default=0)
+
+
+def _corrupt(arguments: argparse.Namespace) -> int:
+    from .data.corruptions import corrupt_folder
+
+    new = corrupt_folder(Path(arguments.source), Path(arguments.output), size=arguments.size, seed=arguments.seed)
+    print(f"{new} new images in {arguments.output}")
     return 0
 
 

@@ -26,3 +26,8 @@ def test_code_in_the_guide_to_mixers_runs(capsys):
 def test_code_in_the_guide_to_language_runs(capsys):
     assert run_blocks("language.md")["parameters"] == 172_679_272
     assert "172,679,272" in capsys.readouterr().out
+
+
+def test_code_in_the_guide_to_vision_runs(capsys):
+    assert run_blocks("vision.md")["parameters"] == 31_794_248
+    assert "31,794,248" in capsys.readouterr().out

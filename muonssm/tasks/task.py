@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -23,6 +23,16 @@ class Metric(NamedTuple):
     def show(self, value: float | None) -> str:
         """The score with its unit; nothing is known of a run that diverged."""
         return "not a number" if value is None else f"{value:.2f}{self.unit}"
+
+
+class Scorer(Protocol):
+    """Adds up what a model says, batch by batch."""
+
+    def add(self, batch: dict[str, Any], outputs: Any) -> None:
+        """One batch as the model took it, and what it gave."""
+
+    def result(self) -> dict[str, Any]:
+        """All scores so far."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +103,12 @@ class Task(ABC):
             raise ValueError(f"fold is {fold}; of this task it may be 0")
         return self
 
+    def scorer(self, part: Dataset) -> Scorer | None:
+        """What counts the scores of a part batch by batch, where predictions are too large to be kept; or None."""
+        return None
+
     def score(self, predictions: Any, labels: Any) -> dict[str, Any]:
-        """All scores of the models' `logits`, unless the task goes by its loss."""
+        """All scores of the models' `logits`, unless the task goes by its loss or has a scorer."""
         raise NotImplementedError
 
     def score_loss(self, loss: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 CHOICES = {
-    "optimizer": ("adam", "adamw"),
+    "optimizer": ("adam", "adamw", "lamb"),
     "precision": ("float32", "bfloat16"),
     "distributed": ("ddp", "fsdp2"),
     "keep": ("best", "last"),
@@ -28,15 +28,18 @@ class TrainingConfig:
         final_rate: where the cosine ends, as a part of the learning rate.
         warmup: part of all steps over which the learning rate rises first.
         weight_decay: of the optimiser; `"adam"` adds it to the gradient, `"adamw"` takes it from the weights.
-        optimizer: `"adam"` or `"adamw"`.
+        cooldown: part of all steps, at the end, that stay at the final rate.
+        optimizer: `"adam"`, `"adamw"` or `"lamb"` (timm's).
         beta1, beta2: of the optimiser.
         clip: largest norm of the gradient.
         patience: validations without a better score before it ends; 0 never ends early.
         keep: the weights of the `"best"` validation, or the `"last"`.
+        ema: of a moving average of the weights, what stays of it at each step; the average is what is kept. 0: none.
         label_smoothing: part of the target that goes to all classes alike.
         precision: `"float32"`, or `"bfloat16"` for autocast (weights and states stay float32).
         checkpointing: whether activations are computed again in the backward pass, to save memory.
         distributed: among processes of torchrun, `"ddp"` gives each a copy of the weights, `"fsdp2"` a share of them.
+        workers: processes that load and augment data.
         seed: of weights, batches, dropout and augmentation.
     """
 
@@ -48,6 +51,7 @@ class TrainingConfig:
     learning_rate: float = 1e-3
     final_rate: float = 0.0
     warmup: float = 0.0
+    cooldown: float = 0.0
     weight_decay: float = 1e-4
     optimizer: str = "adam"
     beta1: float = 0.9
@@ -55,20 +59,22 @@ class TrainingConfig:
     clip: float = 1.0
     patience: int = 10
     keep: str = "best"
+    ema: float = 0.0
     label_smoothing: float = 0.0
     precision: str = "float32"
     checkpointing: bool = False
     distributed: str = "ddp"
+    workers: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch_size": 1, "accumulation": 1}
-        for name in ("epochs", "steps", "evaluate_every", "batch_size", "accumulation", "patience", "seed"):
+        for name in ("epochs", "steps", "evaluate_every", "batch_size", "accumulation", "patience", "seed", "workers"):
             value, low = getattr(self, name), least.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
         high = {"weight_decay": math.inf}
-        for name in ("warmup", "weight_decay", "label_smoothing", "final_rate", "beta1", "beta2"):
+        for name in ("warmup", "cooldown", "weight_decay", "label_smoothing", "final_rate", "beta1", "beta2", "ema"):
             value, top = getattr(self, name), high.get(name, 1.0)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= top:
                 raise ValueError(f"{name} is {value!r}; it may be in [0, {top:g}]")

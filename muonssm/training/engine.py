@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import os
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +18,14 @@ import torch.nn.functional as F
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.tokens import IGNORED
-from ..layers import Mixer
-from ..tasks.task import Prepared
-from .config import TrainingConfig
+from ..tasks.task import Prepared, Scorer
+from .evaluate import count_scores
 from .folder import RunFolder
+from .optimizer import WeightAverage, build_optimizer, cosine_with_cooldown
 from .progress import Clock
 from .recipe import Recipe
 
@@ -76,11 +78,23 @@ def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -
         use_cpu=not torch.cuda.is_available(),
         ddp_backend="gloo" if processes() > 1 and not torch.cuda.is_available() else None,
         ddp_find_unused_parameters=False,
+        dataloader_num_workers=config.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         fsdp=config.distributed == "fsdp2" and processes() > 1,  # type: ignore[arg-type]
         fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": ["Block"]},
         **cosine,  # type: ignore[arg-type]
     )
+
+
+class Averaging(TrainerCallback):
+    """Keeps an average of the weights up to date."""
+
+    def __init__(self, average: WeightAverage) -> None:
+        self.average = average
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        """After the optimiser."""
+        self.average.update(model, state.global_step)
 
 
 class TaskTrainer(Trainer):
@@ -92,6 +106,7 @@ class TaskTrainer(Trainer):
         self.recipe, self.task = recipe, recipe.task
         self.last_weights: dict[str, Tensor] = {}
         tokens = data.facts.get("tokens_per_item")
+        self.average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
         self.clock = Clock(None if tokens is None else tokens * recipe.training.batch_size)
         super().__init__(
             model,
@@ -100,7 +115,7 @@ class TaskTrainer(Trainer):
             train_dataset=data.train,
             eval_dataset=data.validation,
             compute_metrics=None if self.task.by_loss else self._compute,
-            callbacks=[self.clock],
+            callbacks=[self.clock, *([Averaging(self.average)] if self.average else [])],
         )
 
     def _compute(self, prediction: Any) -> dict[str, float]:
@@ -117,13 +132,32 @@ class TaskTrainer(Trainer):
             self.is_fsdp_enabled = True
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
-        """For tasks that go by their loss: its exact mean over all labels, the same for any number of processes."""
-        if not self.task.by_loss:
+        """By the averaged weights if there are any; see `_evaluation` for how tasks differ."""
+        if self.average is None:
+            return self._evaluation(dataloader, *arguments, **options)
+        with self.average.inside(self.model):
+            return self._evaluation(dataloader, *arguments, **options)
+
+    def _evaluation(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
+        """For tasks that go by their loss its exact mean over all labels, the same for any number of processes.
+
+        What a task counts itself, every process counts whole.
+        """
+        scorer = self.task.scorer(dataloader.dataset)
+        if scorer is None and not self.task.by_loss:
             return super().evaluation_loop(dataloader, *arguments, **options)
+        scores = self._count(scorer, dataloader.dataset) if scorer else self._loss_scores(dataloader.dataset)
         prefix = options.get("metric_key_prefix", "eval")
-        scores = self.task.score_loss(self._mean_loss(dataloader.dataset))
-        metrics = {f"{prefix}_{name}": value for name, value in scores.items()}
+        metrics = {f"{prefix}_{metric.name}": scores[metric.name] for metric in self.task.metrics}
         return EvalLoopOutput(None, None, metrics, len(dataloader.dataset))  # type: ignore[arg-type]
+
+    def _count(self, scorer: Scorer, dataset: Any) -> dict[str, Any]:
+        size = self.args.per_device_eval_batch_size
+        with self.accelerator.autocast():
+            return count_scores(scorer, self.task, self.model, dataset, size, self._prepare_inputs)
+
+    def _loss_scores(self, dataset: Any) -> dict[str, Any]:
+        return self.task.score_loss(self._mean_loss(dataset))
 
     @torch.no_grad()
     def _mean_loss(self, dataset: Any) -> float:
@@ -150,6 +184,10 @@ class TaskTrainer(Trainer):
 
     def scored(self, dataset: Any) -> dict[str, Any]:
         """All scores of the model on one part."""
+        scorer = self.task.scorer(dataset)
+        if scorer is not None:
+            with self.average.inside(self.model) if self.average else nullcontext():
+                return self._count(scorer, dataset)
         prediction: Any = self.predict(dataset)
         if self.task.by_loss:
             return self.task.score_loss(prediction.metrics["test_loss"])
@@ -181,26 +219,35 @@ class TaskTrainer(Trainer):
             self.data_collator = evaluating
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Adam as the paper has it, or AdamW; what is marked so is spared weight decay."""
+        """Ours; what is marked so is spared weight decay."""
         if self.optimizer is None:
-            config: TrainingConfig = self.recipe.training
-            groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
-            network = self.model if model is None else model
-            mixers = [(prefix, module) for prefix, module in network.named_modules() if isinstance(module, Mixer)]
-            spared = {f"{prefix}.{name}" for prefix, mixer in mixers for name in mixer.no_weight_decay()}
-            for name, parameter in network.named_parameters():
-                groups[name in spared].append(parameter)
-            decays = [config.weight_decay, 0.0]
-            listed = [{"params": g, "weight_decay": d} for g, d in zip(groups.values(), decays, strict=True) if g]
-            kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-            self.optimizer = kind(listed, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+            self.optimizer = build_optimizer(self.model if model is None else model, self.recipe.training)
         return self.optimizer
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """transformers' cosine, or one that ends in a cooldown."""
+        if self.recipe.training.cooldown and self.lr_scheduler is None:
+            chosen: Any = optimizer or self.optimizer
+            self.lr_scheduler = cosine_with_cooldown(chosen, self.recipe.training, num_training_steps)
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        if self.average is not None and self.args.should_save:
+            self.average.save(Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.average is not None:
+            self.average.load(Path(resume_from_checkpoint))
+
     def weights(self) -> dict[str, Tensor]:
-        """The model's; shares are gathered from all processes."""
-        weights = self.model.state_dict()
+        """The model's, or their average; shares are gathered from all processes."""
+        weights = self.model.state_dict() if self.average is None else self.average.weights()
         return {name: w.full_tensor() if isinstance(w, DTensor) else w for name, w in weights.items()}
 
     def _load_best_model(self) -> None:
         self.last_weights = {name: tensor.clone() for name, tensor in self.weights().items()}
         super()._load_best_model()
+        if self.average is not None:
+            self.average.load(Path(str(self.state.best_model_checkpoint)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..data.tokens import IGNORED
-from ..tasks.task import Task
+from ..tasks.task import Scorer, Task
 from .folder import RunFolder
 
 
@@ -28,6 +29,9 @@ def evaluate(path: str | Path) -> dict[str, Any]:
 
 def scores(task: Task, model: nn.Module, part: Dataset, batch_size: int) -> dict[str, Any]:
     """All scores of a model on one part."""
+    scorer = task.scorer(part)
+    if scorer is not None:
+        return count_scores(scorer, task, model, part, batch_size)
     kept, count, total = [], 0, 0.0
     for batch in DataLoader(part, batch_size, collate_fn=lambda items: task.collate(items, training=False)):
         out, labels = model(**batch), batch["labels"]
@@ -38,3 +42,21 @@ def scores(task: Task, model: nn.Module, part: Dataset, batch_size: int) -> dict
         return task.score_loss(total / count)
     predictions, labels = (torch.cat(parts).numpy() for parts in zip(*kept, strict=True))
     return task.score(predictions, labels)
+
+
+@torch.no_grad()
+def count_scores(
+    scorer: Scorer,
+    task: Task,
+    model: nn.Module,
+    part: Any,
+    batch_size: int,
+    prepare: Callable[[Any], Any] = lambda batch: batch,
+) -> dict[str, Any]:
+    """What `scorer` counts on one part; `prepare` brings a batch to where the model is."""
+    model.eval()
+    for first in range(0, len(part), batch_size):
+        items = [part[i] for i in range(first, min(first + batch_size, len(part)))]
+        batch = prepare(task.collate(items, training=False))
+        scorer.add(batch, model(**batch))
+    return scorer.result()

@@ -18,6 +18,9 @@ TASKS = {
     "activity": ("ActivityTask", "activity"),
     "language": ("LanguageTask", "language"),
     "recall": ("RecallTask", "language"),
+    "vision": ("VisionTask", "vision"),
+    "detection": ("DetectionTask", "vision"),
+    "segmentation": ("SegmentationTask", "vision"),
 }
 
 

@@ -91,7 +91,7 @@ def test_text_becomes_blocks_with_the_next_tokens(root):
     assert data.facts["kind"] == "text"
     assert data.facts["vocab_size"] == 300
     assert f"{len(data.train):,} sequences of {LENGTH} to train on" in data.facts["summary"]
-    assert task.tokens_per_item() == LENGTH
+    assert data.facts["tokens_per_item"] == LENGTH
 
 
 def test_the_loss_is_that_of_the_next_tokens(root):
@@ -192,6 +192,8 @@ def test_instructions_are_asked_for_their_response_alone(root):
             assert torch.equal(labels[first:-1], ids[first + 1 :])
     assert not texts
     assert data.facts["kind"] == "instructions"
+    mean = sum(len(data.train[i]["input_ids"]) + 1 for i in range(len(data.train))) / len(data.train)
+    assert data.facts["tokens_per_item"] == pytest.approx(mean)
 
 
 def test_a_padded_batch_has_the_mean_over_the_labels_of_its_examples(root):

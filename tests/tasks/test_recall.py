@@ -129,7 +129,7 @@ def test_the_recipe_is_two_layers_without_swiglu():
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 64, 0)
     assert all(layer.mlp is None for layer in model.backbone.layers)
     assert (task.data.vocabulary, task.data.length, task.data.pairs) == (8192, 128, 8)
-    assert task.tokens_per_item() == 128
+    assert make().prepare().facts["tokens_per_item"] == make().data.length
     assert "length 128" in task.title
 
 

@@ -117,9 +117,6 @@ def grad_cam(model: nn.Module, x: Tensor) -> tuple[np.ndarray, Tensor]:
 
     The map looked at is that of the last stage with at least four positions a side: fewer show nothing.
     """
-    from ..torchvision_cpu import prepare_torchvision
-
-    prepare_torchvision()
     from pytorch_grad_cam import GradCAM
 
     network: Any = model.network

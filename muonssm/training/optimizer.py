@@ -37,9 +37,6 @@ def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.O
     listed = [{"params": g, "weight_decay": d} for g, d in zip(groups.values(), decays, strict=True) if g]
     settings: dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
     if config.optimizer == "lamb":
-        from ..torchvision_cpu import prepare_torchvision
-
-        prepare_torchvision()
         from timm.optim import Lamb
 
         return Lamb(listed, max_grad_norm=None, **settings)  # the trainer clips
@@ -66,9 +63,6 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        from ..torchvision_cpu import prepare_torchvision
-
-        prepare_torchvision()
         from timm.utils import ModelEmaV3
 
         self.average = ModelEmaV3(model, decay=decay, use_warmup=True)

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "tasks": {"ops", "layers", "models", "data"},
     "training": {"ops", "layers", "models", "data", "tasks"},
     "bench": {"info", "ops", "layers", "models", "data", "tasks", "training"},
-    "analysis": {"ops", "layers", "models", "data", "tasks", "training"},
+    "analysis": {"ops", "layers", "models", "data", "tasks", "training", "bench"},
     "info": {"ops"},
     "files": set(),
     "elf": set(),

@@ -45,10 +45,6 @@ class ActivityTask(Task):
     def title(self) -> str:
         return f"{self.model.backbone} on {self.data.source}"
 
-    def plain(self) -> ActivityTask:
-        """The same without Muon."""
-        return replace(self, muon=Muon.off(), model=replace(self.model, momentum="fixed"))
-
     def on_fold(self, fold: int) -> ActivityTask:
         """The same with another group of subjects as the test part."""
         if fold and self.data.split not in ("subject", "kfold"):

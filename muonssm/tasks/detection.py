@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,9 +98,6 @@ class DetectionTask(Task):
     @property
     def title(self) -> str:
         return f"Mask R-CNN on MambaVision {self.model.size} ({self.model.backbone}), {self.data.source}"
-
-    def plain(self) -> DetectionTask:
-        return replace(self, muon=Muon.off(), model=replace(self.model, momentum="fixed"))
 
     def prepare(self) -> Prepared:
         parts = self.data.open()

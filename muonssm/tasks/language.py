@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,9 +132,6 @@ class LanguageTask(Task):
     @property
     def title(self) -> str:
         return f"{self.model.backbone} on {Path(self.data.source).name}"
-
-    def plain(self) -> LanguageTask:
-        return replace(self, muon=Muon.off(), model=replace(self.model, momentum="fixed"))
 
     def prepare(self) -> Prepared:
         data = self.data.open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -59,9 +59,6 @@ class RecallTask(Task):
     @property
     def title(self) -> str:
         return f"{self.model.backbone} on {self.data.kind}, length {self.data.length}"
-
-    def plain(self) -> RecallTask:
-        return replace(self, muon=Muon.off(), model=replace(self.model, momentum="fixed"))
 
     def prepare(self) -> Prepared:
         train, validation = (self._part(part) for part in ("train", "validation"))

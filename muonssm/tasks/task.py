@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+
+from ..ops import Muon
 
 
 class Metric(NamedTuple):
@@ -55,7 +57,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """The sections of a recipe but for `training`; a field each.
+    """The sections of a recipe but for `training`; a field each, `model` and `muon` among them.
 
     Attributes:
         sections: what the sections are.
@@ -77,9 +79,14 @@ class Task(ABC):
     def title(self) -> str:
         """What is trained on what, in a few words."""
 
-    @abstractmethod
     def plain(self) -> Self:
         """The same without Muon."""
+        return self.with_muon(Muon.off())
+
+    def with_muon(self, muon: Muon) -> Self:
+        """The same with another `Muon`, whose gamma is then fixed."""
+        model = replace(self.model, momentum="fixed")  # type: ignore[attr-defined]
+        return replace(self, muon=muon, model=model)  # type: ignore[call-arg]
 
     @abstractmethod
     def prepare(self) -> Prepared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -69,9 +69,6 @@ class VisionTask(Task):
     @property
     def title(self) -> str:
         return f"MambaVision {self.model.size} ({self.model.backbone}) on {self.data.source}"
-
-    def plain(self) -> VisionTask:
-        return replace(self, muon=Muon.off(), model=replace(self.model, momentum="fixed"))
 
     def prepare(self) -> Prepared:
         data = _load(self.data)

@@ -11,6 +11,7 @@ CHOICES = {
     "distributed": ("ddp", "fsdp2"),
     "keep": ("best", "last"),
     "checkpointing": (True, False),
+    "snapshots": (True, False),
 }
 
 
@@ -40,6 +41,7 @@ class TrainingConfig:
         checkpointing: whether activations are computed again in the backward pass, to save memory.
         distributed: among processes of torchrun, `"ddp"` gives each a copy of the weights, `"fsdp2"` a share of them.
         workers: processes that load and augment data.
+        snapshots: whether the weights of every validation stay, in snapshots/, for what is to be seen along training.
         seed: of weights, batches, dropout and augmentation.
     """
 
@@ -65,6 +67,7 @@ class TrainingConfig:
     checkpointing: bool = False
     distributed: str = "ddp"
     workers: int = 0
+    snapshots: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

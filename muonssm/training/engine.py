@@ -97,6 +97,21 @@ class Averaging(TrainerCallback):
         self.average.update(model, state.global_step)
 
 
+class Snapshots(TrainerCallback):
+    """Keeps the weights of the start and of every validation."""
+
+    def __init__(self, trainer: TaskTrainer, folder: RunFolder) -> None:
+        self.trainer, self.folder = trainer, folder
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """The weights that training starts from."""
+        self.folder.save_snapshot(state.global_step, self.trainer.weights())
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Those that were just validated."""
+        self.folder.save_snapshot(state.global_step, self.trainer.weights())
+
+
 class TaskTrainer(Trainer):
     """transformers' Trainer for a task of ours."""
 

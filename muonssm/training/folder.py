@@ -8,6 +8,7 @@ metrics.json        scores of the kept weights on validation data, and of the te
                     there means that the run is over
 model.safetensors   the weights that are kept; last.safetensors those of the last epoch, where others are kept.
                     A language model's folder has config.json and the tokenizer too: transformers loads it
+snapshots/          the weights at the start and at every validation, where the recipe asks for them
 checkpoints/        to resume from
 tensorboard/        the same curves
 """
@@ -31,6 +32,7 @@ from ..files import atomic
 from ..version import __version__
 from .recipe import Recipe
 
+SNAPSHOTS = "snapshots"
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
 
 
@@ -108,6 +110,18 @@ class RunFolder:
             tensors = {key: tensor.contiguous() for key, tensor in weights.items()}
             save_file(tensors, part, metadata={"format": "pt"})
 
+    def save_snapshot(self, step: int, weights: dict[str, Tensor]) -> None:
+        """The weights after a step, unless they are there."""
+        name = f"{SNAPSHOTS}/step-{step:07d}.safetensors"
+        if self.writes and not (self.path / name).is_file():
+            (self.path / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
+            self.save_weights(name, {key: tensor.detach().cpu().clone() for key, tensor in weights.items()})
+
+    def snapshots(self) -> dict[int, Path]:
+        """Files of weights by the step that they are of, first to last."""
+        found = sorted((self.path / SNAPSHOTS).glob("step-*.safetensors"))
+        return {int(path.stem.rpartition("-")[2]): path for path in found}
+
     def keep(self, files: list[Path]) -> None:
         """Copies of files."""
         for file in files if self.writes else ():
@@ -127,24 +141,28 @@ class RunFolder:
 
     def load_model(self, *kinds: str) -> tuple[Recipe, Any, Any]:
         """The recipe, the facts of its data, and the trained model; raises if the task is none of `kinds`."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         recipe, facts = Recipe.from_dict(self.read("recipe.json")), self.read("facts.json")
         if kinds and recipe.kind not in kinds:
             raise ValueError(
                 f"RUN is {str(self.path)!r}, a run of {recipe.kind}; it may be a run of {' or '.join(kinds)}"
             )
         model = recipe.task.rebuild_model(facts, self.path)
+        self.load_weights(model, self.path / "model.safetensors")
+        return recipe, facts, model.eval()
+
+    def load_weights(self, model: Any, path: Path) -> None:
+        """Puts a file of this run's weights into its model."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
         try:
-            weights = load_file(self.path / "model.safetensors")
+            weights = load_file(path)
             tied = getattr(model, "all_tied_weights_keys", {})
             weights |= {name: weights[source] for name, source in tied.items() if source in weights}
             model.load_state_dict(weights)
         except (SafetensorError, RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"RUN is {str(self.path)!r}, whose model.safetensors cannot be used: {reason}") from error
-        return recipe, facts, model.eval()
+            raise ValueError(f"RUN is {str(self.path)!r}, whose {path.name} cannot be used: {reason}") from error
 
 
 def as_json(content: Any) -> Any:

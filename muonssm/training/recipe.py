@@ -83,6 +83,14 @@ class Recipe:
         return replace(self, task=task, training=replace(self.training, seed=seed))
 
 
+def changed(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """The recipe with changes like `training.epochs=5`."""
+    content = recipe.to_dict()
+    for change in changes:
+        _apply(content, change, (*type(recipe.task).sections, "training"))
+    return Recipe.from_dict(content)
+
+
 def _build(section: str, kind: Any, values: Any) -> Any:
     if not isinstance(values, dict):
         raise ValueError(f"{section} is {values!r}; it may be a section with keys")

@@ -11,7 +11,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from ..tasks.quiet import without_bars
 from ..tasks.task import Prepared
-from .engine import TaskTrainer, arguments_of, processes
+from .engine import Snapshots, TaskTrainer, arguments_of, processes
 from .folder import RunFolder, as_json
 from .progress import ProgressBar, history, tensorboard, timing
 from .recipe import Recipe
@@ -88,6 +88,8 @@ def _trainer(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder
     trainer.add_callback(ProgressBar(folder.path.name, recipe.task.metrics))
     if folder.writes:
         trainer.add_callback(tensorboard(folder.path / "tensorboard"))
+    if recipe.training.snapshots:
+        trainer.add_callback(Snapshots(trainer, folder))
     if recipe.training.patience:
         trainer.add_callback(EarlyStoppingCallback(recipe.training.patience))
     return trainer

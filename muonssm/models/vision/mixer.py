@@ -62,6 +62,7 @@ class MambaVisionMixer(VisionMixer):
         self.A_log = nn.Parameter(torch.arange(1, N + 1, dtype=torch.float32).repeat(half, 1).log())
         self.D = nn.Parameter(torch.ones(half))
         self.momentum = Momentum(half, 1, config.muon, config.momentum)
+        self.impl = "auto"  # of the scan, as in `Mixer`
 
     def ssm(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
@@ -71,7 +72,7 @@ class MambaVisionMixer(VisionMixer):
         bias = 2 * self.dt_proj.bias.to(dtype)
         dt = F.softplus(F.linear(dt, self.dt_proj.weight).to(dtype) + bias)
         muon = self.momentum(self.momentum.gate(x))
-        y, _ = muon_selective_scan(x, dt, -self.A_log.to(dtype).exp(), B, C, muon=muon)
+        y, _ = muon_selective_scan(x, dt, -self.A_log.to(dtype).exp(), B, C, muon=muon, impl=self.impl)
         return torch.addcmul(y, x, self.D.to(y.dtype))
 
 

@@ -58,6 +58,16 @@ def ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     return [round(step * (first + i), 10) for i in range(int((high - first * step) / step + 1e-9) + 1)]
 
 
+def number(value: float) -> str:
+    """As it stands beside an axis: thousandths and millions as powers of ten."""
+    said = f"{value:g}"
+    if value <= 0 or 1e-3 <= value < 1e5:
+        return said
+    factor, _, power = f"{value:e}".partition("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if float(factor) == 1 else f"{float(factor):g}·10{raised}"
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten from low to high, some six at most; over little more than one also their doubles and fives."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))

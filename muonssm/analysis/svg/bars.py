@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .axes import Axis
+from .axes import Axis, number
 from .colours import MOST, colours_of
 from .frame import frame, text, titled, width_of
 
@@ -27,14 +27,14 @@ def bars(
     paper = paper or {}
     colours = colours_of(list(groups), "groups") if len(groups) <= MOST else dict.fromkeys(groups, 2)
     ends = [m + s * (d or 0.0) for m, d in groups.values() if m is not None for s in (-1, 1)]
-    left = 10 + min(LONGEST, max(map(width_of, groups), default=0)) + 8
+    left = 10 + min(LONGEST, max((1.15 * width_of(name) for name in groups), default=0)) + 8
     axis = Axis.over([*ends, *(paper[name] for name in groups if name in paper)], left, left + PLOT, padded=True)
     bottom = 8 + ROW * len(groups)
     parts = []
     for x in axis.ticks():
         at = axis.at(x)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="8" y2="{bottom}"/>')
-        parts.append(text(at, bottom + 15, f"{x:g}", "middle"))
+        parts.append(text(at, bottom + 15, number(x), "middle"))
     for i, (name, (mean, deviation)) in enumerate(groups.items()):
         y = 8 + ROW * (i + 0.5)
         said = _said(mean, deviation)

@@ -8,6 +8,7 @@ from html import escape
 
 from .colours import DARK, LIGHT, MOST, SCALE_DARK, SCALE_LIGHT, resolved, scale
 
+READABLE = 440  # pixels that may shrink to a phone's width
 LETTER = 6.1  # width of a letter of 11 pixels, about
 SERIES = "".join(
     f".c{i} {{ stroke: var(--c{i}); }} .dot.c{i}, .band.c{i} {{ fill: var(--c{i}); }}\n" for i in range(MOST)
@@ -37,8 +38,9 @@ ALONE = "svg { background: var(--card); }\n"
 
 
 def frame(width: float, height: float, label: str, parts: Iterable[str]) -> str:
-    """The element, which shrinks with the page but never grows beyond its size."""
-    size = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px"'
+    """The element, which shrinks with the page, a wide one not to where its text cannot be read, and never grows."""
+    least = f"min-width:{0.75 * width:.0f}px;" if width > READABLE else ""
+    size = f'viewBox="0 0 {width:g} {height:g}" style="{least}max-width:{width:g}px"'
     return f'<svg {size} role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 

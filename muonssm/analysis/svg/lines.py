@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
-from .axes import Axis
+from .axes import Axis, number
 from .colours import colours_of
-from .frame import frame, legend, text, titled
+from .frame import frame, legend, text, titled, width_of
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 340, 230, 50, 330, 40, 12
 FEW = 12  # points up to which each is marked
@@ -53,8 +53,9 @@ def lines(
     points = [p for group in shown.values() for curve in group for p in curve]
     corners = [(p[0], y) for band in areas.values() for p in band for y in p[1:]]
     xs, ys = ([p[i] for p in (*points, *corners)] for i in (0, 1))
-    x_axis = Axis.over(xs, LEFT, RIGHT, log_x)
     y_axis = Axis.over(ys, HEIGHT - BOTTOM, top, log_y, padded=True)
+    left = max(LEFT, *(26 + width_of(number(y)) for y in y_axis.ticks()), 0)
+    x_axis = Axis.over(xs, left, RIGHT, log_x)
     parts = [*key, _axes(x_axis, y_axis, x_label, y_label, xs)]
     parts += [_area(x_axis, y_axis, band, colours[name]) for name, band in areas.items() if band]
     parts += [_curve(x_axis, y_axis, p, name, colours[name]) for name, group in shown.items() for p in group]
@@ -78,11 +79,12 @@ def _axes(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str, xs: Sequence[f
     parts = []
     for y in y_axis.ticks():
         at = y_axis.at(y)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(text(LEFT - 6, at + 4, f"{y:g}", "end"))
+        parts.append(f'<line class="grid" x1="{x_axis.start:g}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(text(x_axis.start - 6, at + 4, number(y), "end"))
     for x in x_axis.ticks(xs):
-        parts.append(text(x_axis.at(x), HEIGHT - BOTTOM + 16, f"{x:g}", "middle"))
-    parts.append(text((LEFT + RIGHT) / 2, HEIGHT - 6, x_label, "middle"))
+        inside = WIDTH - width_of(number(x)) / 2
+        parts.append(text(min(x_axis.at(x), inside), HEIGHT - BOTTOM + 16, number(x), "middle"))
+    parts.append(text((x_axis.start + RIGHT) / 2, HEIGHT - 6, x_label, "middle"))
     parts.append(text(12, (y_axis.start + y_axis.end) / 2, y_label, "middle", turn=-90))
     return "".join(parts)
 
@@ -116,7 +118,7 @@ def _values(x_axis: Axis, top: float, shown: Mapping[str, Sequence[Known]], x_la
     every = -(-len(by_x) // PLACES) or 1
     xs = sorted(by_x)[::every]
     at = [x_axis.at(x) for x in xs]
-    edges = [float(LEFT), *((a + b) / 2 for a, b in pairwise(at)), float(RIGHT)]
+    edges = [x_axis.start, *((a + b) / 2 for a, b in pairwise(at)), float(RIGHT)]
     parts = []
     for x, (left, right) in zip(xs, pairwise(edges), strict=True):
         said = [f"{x_label} {x:g}", *(f"{name}: {', '.join(values)}" for name, values in by_x[x].items())]

@@ -1,7 +1,8 @@
 """Matrices as small pictures, a pixel for each number.
 
-Below 0 is blue, above 0 orange, and 0 is clear: the page shows through, light or dark. All share one scale. The pixels
-are PNG images inside the SVG: thousands of them weigh little.
+Below 0 is blue, above 0 orange, and 0 is clear: the page shows through, light or dark. All share one scale, on which
+a quarter of the most has half of its strength, so that a few large numbers do not hide the others. The pixels are PNG
+images inside the SVG: thousands of them weigh little.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def png(table: Sequence[Sequence[float]], limit: float) -> bytes:
     palette, opacity = bytearray(rgb(UNKNOWN)), bytearray([255])
     for n in range(-LEVELS, LEVELS + 1):
         palette += bytes(rgb(BELOW if n < 0 else ABOVE))
-        opacity.append(round(255 * abs(n) / LEVELS))
+        opacity.append(round(255 * math.sqrt(abs(n) / LEVELS)))
     pixels = b"".join(b"\0" + bytes(_entry(value, limit) for value in row) for row in table)
     size = struct.pack(">IIBBBBB", len(table[0]), len(table), 8, 3, 0, 0, 0)
     chunks = (

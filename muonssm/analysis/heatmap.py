@@ -13,15 +13,12 @@ from typing import Any
 
 from ..files import atomic
 from ..tasks.needle import BINS, Result, by_cell
+from .svg.colours import SCALE_DARK, SCALE_LIGHT, STEPS, scale
 
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, GAP, LEGEND = 62, 24, 78, 46, 8, 48
 LEAST_WIDTH = 310  # the legend and a panel's title have room
 NAMES = {"pk": "pk: number in noise", "number": "number: number in an essay", "uuid": "uuid: UUID in an essay"}
 
-STEPS = 20  # of the colour scale: a class for every 5%
-LIGHT = ("#fcefdc", "#86c2bd", "#0d566c")  # found 0%, 50%, 100%
-DARK = ("#3d2f1f", "#2a6b76", "#6ad4ea")
-INKS = ("#000000", "#ffffff")  # for numbers: whichever stands out more
 PICTURE_STYLE = """
 .hm { font: 11px system-ui, sans-serif; } .hm .value { font-variant-numeric: tabular-nums; }
 .hm text { fill: #5b6575; } .hm .name { fill: #1d2430; font-size: 13px; font-weight: 600; }
@@ -124,40 +121,16 @@ def picture(result: Result, variants: Sequence[str], legend: bool = True) -> str
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
-    dark = PICTURE_STYLE_DARK + _scale(DARK)
-    style = f"{PICTURE_STYLE}{_scale(LIGHT)}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
+    light, dark = PICTURE_STYLE + scale(SCALE_LIGHT, _step), PICTURE_STYLE_DARK + scale(SCALE_DARK, _step)
+    style = f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
     size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="hm" {size} role="img" aria-label="{escape(label)}">'
     return f"{head}<style>{style}</style>{''.join(parts)}</svg>"
 
 
-def _scale(stops: tuple[str, str, str]) -> str:
-    """Classes `s0` (nothing found) to `s20` (all): the colour of a cell, and of the number in it."""
-    rules = [f".hm .stop{i} {{ stop-color: {stop}; }}\n" for i, stop in enumerate(stops)]
-    for i in range(STEPS + 1):
-        at = 2 * i / STEPS
-        first, second = (_rgb(stop) for stop in (stops[:2] if at < 1 else stops[1:]))
-        mixed = tuple(round(x + (y - x) * (at if at < 1 else at - 1)) for x, y in zip(first, second, strict=True))
-        ink = max(INKS, key=lambda ink: _contrast(_rgb(ink), mixed))
-        fill = "#" + "".join(f"{x:02x}" for x in mixed)
-        rules.append(f".hm rect.s{i} {{ fill: {fill}; }} .hm text.s{i} {{ fill: {ink}; }}\n")
-    return "".join(rules)
-
-
-def _rgb(colour: str) -> tuple[int, ...]:
-    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
-
-
-def _contrast(one: Sequence[int], other: Sequence[int]) -> float:
-    """As WCAG 2 defines it: from 1 (the same) to 21 (black on white)."""
-
-    def light(colour: Sequence[int]) -> float:
-        shares = (x / 255 for x in colour)
-        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((light(one), light(other)))
-    return (high + 0.05) / (low + 0.05)
+def _step(element: str, i: int) -> str:
+    """A colour of the scale, from s0 (nothing found) to s20 (all): of a cell, and of the number in it."""
+    return f".hm {element}.s{i}"
 
 
 def _panel(variant: str, lengths: Sequence[int], columns: Sequence[dict[str, Any] | None]) -> str:
@@ -192,10 +165,13 @@ def _square(x: float, y: float, name: str, depth: dict[str, Any] | None) -> str:
 
 
 def _legend(y: float) -> str:
-    stops = "".join(f'<stop class="stop{i}" offset="{i / 2:g}"/>' for i in range(3))
+    each = 110 / (STEPS + 1)
+    steps = (
+        f'<rect class="key s{i}" x="{1 + each * i:.2f}" y="{y + 14}" width="{each + 0.3:.2f}" height="10"/>'
+        for i in range(STEPS + 1)
+    )
     return (
-        f'<linearGradient id="found">{stops}</linearGradient>'
-        f'<rect x="1" y="{y + 14}" width="110" height="10" rx="3" fill="url(#found)"/>'
+        "".join(steps)
         + _text(1, y + 38, "0% found", "start")
         + _text(111, y + 38, "100%", "end")
         + f'<rect class="none" x="130" y="{y + 13}" width="16" height="12" rx="3"/>'

@@ -7,11 +7,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from muonssm.analysis.svg import _ticks, confusion, lines
+from muonssm.analysis.svg import confusion, lines
+from muonssm.analysis.svg.axes import ticks
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "least", "ticks"),
+    ("low", "high", "least", "found"),
     [
         (0, 1, 0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (1, 50, 1, [10, 20, 30, 40, 50]),
@@ -22,8 +23,8 @@ from muonssm.analysis.svg import _ticks, confusion, lines
         (7, 7, 0, [7]),
     ],
 )
-def test_ticks_are_round_numbers_inside(low, high, least, ticks):
-    assert _ticks(low, high, least) == pytest.approx(ticks)
+def test_ticks_are_round_numbers_inside(low, high, least, found):
+    assert ticks(low, high, least) == pytest.approx(found)
 
 
 def test_lines_go_through_their_points():

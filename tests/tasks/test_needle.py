@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
-from muonssm.analysis.heatmap import DARK, INKS, LIGHT, _contrast, _rgb, _scale, page, picture, write_heatmap
+from muonssm.analysis.heatmap import _step, page, picture, write_heatmap
+from muonssm.analysis.svg.colours import INKS, SCALE_DARK, SCALE_LIGHT, contrast, rgb, scale
 from muonssm.data.needle import NEEDLE, NOISE, QUESTION, TASK, NeedleConfig, default_essay, make_needle
 from muonssm.tasks.needle import NeedleTest, by_cell, run_needle, table
 
@@ -230,7 +231,7 @@ def test_the_page_stands_alone_and_shows_text_as_text(tmp_path):
     assert "<script" not in text
     assert not re.search(r'(src|href)="', text)
     assert text.count("<figure>") == 2
-    assert text.count('id="found"') == 1
+    assert text.count(">0% found<") == 1
     assert "pk, 8192 tokens: the essay is shorter than the haystack in 900 of 900 samples" in text
     assert ElementTree.parse(write_heatmap(made_up(), str(tmp_path / "needle.svg")))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["needle.html", "needle.svg"]
@@ -241,13 +242,13 @@ def test_the_page_stands_alone_and_shows_text_as_text(tmp_path):
     assert ElementTree.fromstring(picture(empty, [])) is not None
 
 
-@pytest.mark.parametrize("stops", [LIGHT, DARK])
+@pytest.mark.parametrize("stops", [SCALE_LIGHT, SCALE_DARK])
 def test_numbers_can_be_read_on_every_colour(stops):
     """WCAG asks for a contrast of 4.5; the scale's ends are the colours that were named."""
-    rules = re.findall(r"rect\.s(\d+) \{ fill: (#\w+); \} \.hm text\.s\d+ \{ fill: (#\w+); \}", _scale(stops))
+    rules = re.findall(r"rect\.s(\d+) \{ fill: (#\w+); \} \.hm text\.s\d+ \{ fill: (#\w+); \}", scale(stops, _step))
     assert [int(number) for number, _, _ in rules] == list(range(21))
     assert (rules[0][1], rules[10][1], rules[20][1]) == stops
     for _, fill, ink in rules:
         assert ink in INKS
-        assert _contrast(_rgb(ink), _rgb(fill)) >= 4.5
-    assert _contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+        assert contrast(rgb(ink), rgb(fill)) >= 4.5
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)

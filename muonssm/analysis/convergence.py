@@ -42,9 +42,8 @@ def steps_to(curve: Curve, target: float) -> float | None:
 def race(plain: Curve, muon: Curve) -> Race:
     """The steps of both to a loss that both reach."""
     target = max(min(loss for _, loss in curve) for curve in (plain, muon))
-    reached = [steps_to(curve, target) for curve in (plain, muon)]
-    assert reached[0] is not None and reached[1] is not None
-    return Race(target, reached[0], reached[1])
+    reached = [step for curve in (plain, muon) if (step := steps_to(curve, target)) is not None]
+    return Race(target, *reached)
 
 
 def convergence(case: Case) -> Result:
@@ -56,7 +55,7 @@ def convergence(case: Case) -> Result:
     if not all(curves.values()):
         raise ValueError("a run's history has no validation loss")
     pairs = {
-        key[1:]: race(points, curves["muon", *key[1:]])  # type: ignore[index]
+        key[1:]: race(points, curves["muon", *key[1:]])
         for key, points in curves.items()
         if key[0] == "plain" and ("muon", *key[1:]) in curves
     }

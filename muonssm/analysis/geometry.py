@@ -1,9 +1,9 @@
 """Spectra and ranks of the memory, as plain arrays.
 
-    S, M        `[..., d, m]`, any number of them
-    sigma_i     singular values of one, falling
-    kappa       condition number sigma_1 / sigma_last of the min(d, m) there are; infinite where the rank is lower
-    r_eff       effective rank (sum_i sigma_i)^2 / sum_i sigma_i^2, from 1 to min(d, m) (the paper's appendix C.1)
+S, M        `[..., d, m]`, any number of them
+sigma_i     singular values of one, falling
+kappa       condition number sigma_1 / sigma_last of the min(d, m) there are; infinite where the rank is lower
+r_eff       effective rank (sum_i sigma_i)^2 / sum_i sigma_i^2, from 1 to min(d, m) (the paper's appendix C.1)
 """
 
 from __future__ import annotations

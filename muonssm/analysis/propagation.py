@@ -26,11 +26,14 @@ PAPER_TRUNCATION = "Accuracy drops clearly when only a few singular directions a
 
 def gradients_result(case: Case) -> Result:
     """|dL/dS_n| and |dL/dM_n| along the steps, and along training where there are snapshots."""
-    result = Result("gradients", "Gradients along the sequence", PAPER_GRADIENTS, settings={"sequences": GRADIENT_ITEMS})
+    result = Result(
+        "gradients", "Gradients along the sequence", PAPER_GRADIENTS, settings={"sequences": GRADIENT_ITEMS}
+    )
     for kind in case.kinds:
         _map(case, case.first(kind), result)
     found = {
-        (s.kind, s.seed, s.fold): gradients(s.model(), case.batch(GRADIENT_ITEMS, s.fold), POINTS) for s in case.subjects
+        (s.kind, s.seed, s.fold): gradients(s.model(), case.batch(GRADIENT_ITEMS, s.fold), POINTS)
+        for s in case.subjects
     }
     curves: dict[str, list[Any]] = {}
     for (kind, *_), one in found.items():
@@ -40,8 +43,13 @@ def gradients_result(case: Case) -> Result:
     picture = svg.lines(curves, "step", "gradient norm", log_y=True, legend=True)
     result.figure("Gradient of the loss in the first layer's memory, kept weights", picture)
     early = {key: _early(one) for key, one in found.items()}
-    rows = [[kind, spread([x for key, x in early.items() if key[0] == kind], "{:.3f}")] for kind in case.kinds]
-    result.table("Gradient at the first eighth of the steps over that at the last eighth", ["", "early over late"], rows)
+    rows = [
+        [kind, spread([x for key, x in early.items() if key[0] == kind and x is not None], "{:.3f}")]
+        for kind in case.kinds
+    ]
+    result.table(
+        "Gradient at the first eighth of the steps over that at the last eighth", ["", "early over late"], rows
+    )
     if len(case.kinds) == 2:
         sides = [{key[1:]: x for key, x in early.items() if key[0] == kind} for kind in case.kinds]
         change = ratio(sides[1], sides[0])
@@ -109,11 +117,10 @@ def truncation_result(case: Case) -> Result:
     }
     classifies = all(one.accuracy is not None for one in found.values())
     score = "accuracy, %" if classifies else "loss"
-    values = {key: one.accuracy if classifies else one.loss for key, one in found.items()}
-    curves = {
-        kind: [[(float(k), float(v)) for k, v in zip(ranks, row, strict=True)] for key, row in values.items() if key[0] == kind]
-        for kind in case.kinds
-    }  # fmt: skip
+    values = {key: one.loss if one.accuracy is None else one.accuracy for key, one in found.items()}
+    curves: dict[str, list[Any]] = {kind: [] for kind in case.kinds}
+    for (kind, *_), row in values.items():
+        curves[kind].append([(float(k), float(value)) for k, value in zip(ranks, row, strict=True)])
     result.figure(f"{score} against the rank that is read", svg.lines(curves, "rank k", score, log_x=True, legend=True))
     rows = [
         [kind, *(spread([row[i] for key, row in values.items() if key[0] == kind]) for i in range(len(ranks)))]

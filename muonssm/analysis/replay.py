@@ -28,7 +28,9 @@ from ..ops.selective import reference as selective_reference
 
 NAME = "replay"
 Result = tuple[Tensor, Tensor, Tensor]  # y, S, M
-Segment = Callable[[Callable[[Tensor], Tensor] | None], Result]  # runs a segment, with its queries changed or as they are
+Segment = Callable[
+    [Callable[[Tensor], Tensor] | None], Result
+]  # runs a segment, with its queries changed or as they are
 
 
 class Visitor:
@@ -119,13 +121,17 @@ class _Recorder:
         y, S, M = self._run(steps, S[:, None], M[:, None], "C", run)
         return y, S[:, 0], M[:, 0]
 
-    def _run(self, steps: Any, S: Tensor, M: Tensor, query: str, run: Callable[[Any, Tensor, Tensor], Result]) -> Result:
+    def _run(
+        self, steps: Any, S: Tensor, M: Tensor, query: str, run: Callable[[Any, Tensor, Tensor], Result]
+    ) -> Result:
         self.layer += 1
         length, start, outputs = steps.u.shape[1], 0, []
         for stop in self.visitor.stops(self.layer, length):
             part = _between(steps, start, stop, length)
 
-            def segment(change: Callable[[Tensor], Tensor] | None, part: Any = part, S: Tensor = S, M: Tensor = M) -> Result:
+            def segment(
+                change: Callable[[Tensor], Tensor] | None, part: Any = part, S: Tensor = S, M: Tensor = M
+            ) -> Result:
                 changed = part if change is None else part._replace(**{query: change(getattr(part, query))})
                 return run(changed, S, M)
 

@@ -39,7 +39,9 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
 
-    def table(self, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], paper: Sequence[Any] = ()) -> None:
+    def table(
+        self, caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], paper: Sequence[Any] = ()
+    ) -> None:
         """Adds a table."""
         shown = {"caption": caption, "head": list(head), "rows": [list(row) for row in rows]}
         self.tables.append({**shown, "paper": [list(row) for row in paper]})

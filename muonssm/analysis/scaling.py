@@ -18,7 +18,9 @@ from .subjects import Case
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 ROUNDS, BUDGET = 5, 6.0
-PAPER = "Time per epoch grows alike with the length, plain and with Muon: a constant factor more (a figure, no numbers)."
+PAPER = (
+    "Time per epoch grows alike with the length, plain and with Muon: a constant factor more (a figure, no numbers)."
+)
 
 
 def batch_of(task: Task, facts: dict[str, Any], size: int, length: int) -> dict[str, Tensor]:

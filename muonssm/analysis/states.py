@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from . import svg
-from .geometry import Memory, Ranks, Spectrum, memory, rank, spectrum
-from .result import Result, is_clear, mean_and_deviation, paired, ratio, say, spread
+from .geometry import Memory, Ranks, memory, rank, spectrum
+from .result import Result, is_clear, paired, ratio, say, spread
 from .subjects import Case
 
 ITEMS = 16  # sequences that are looked at
@@ -32,7 +33,7 @@ def spectrum_result(case: Case) -> Result:
         result.figure(f"Layer {layer + 1}: singular values over the largest, after the last step", picture)
     rows = []
     for layer in range(layers):
-        cells = [spread(np.log10([one.condition[layer] for one in _of(found, kind)])) for kind in case.kinds]
+        cells = [spread([math.log10(one.condition[layer]) for one in _of(found, kind)]) for kind in case.kinds]
         rows.append([f"layer {layer + 1}", *cells])
     head = ["", *(f"{kind}, log10 of the condition number" for kind in case.kinds)]
     result.table("Condition number of S, median over sequences and heads", head, rows)
@@ -67,9 +68,7 @@ def rank_result(case: Case) -> Result:
     result.found.append("A plain memory has no momentum: its M is the last write alone, of rank 1.")
     if len(case.kinds) == 2:
         for layer in range(layers):
-            sides = [
-                {key[1:]: _late(found[key], "S", layer) for key in found if key[0] == kind} for kind in case.kinds
-            ]
+            sides = [{key[1:]: _late(found[key], "S", layer) for key in found if key[0] == kind} for kind in case.kinds]
             change = paired(sides[1], sides[0])
             result.data[f"muon minus plain, S, layer {layer + 1}"] = vars(change)
             verdict = "a clear difference" if is_clear(change) else "no clear difference"

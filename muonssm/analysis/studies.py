@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ..tasks.task import Metric
-from ..training.compare import Interval
 from ..training.folder import RunFolder
 from ..training.pool import train_all
 from ..training.recipe import Recipe
@@ -25,6 +24,7 @@ from .result import Result, is_clear, mean_and_deviation, paired, say, spread
 from .subjects import Case
 from .variants import GAMMAS, RECOMMENDED, TAUS, grid_name, jobs, variant
 
+Scores = Mapping[tuple[str, int], float | None]  # by variant and seed
 RANK_ITEMS = 16
 TITLES = {
     "plain": "plain",
@@ -38,6 +38,11 @@ PAPER_ABLATION = (
     "On MMAct momentum alone has 72.04% validation accuracy and effective rank 12.98, with Frobenius normalisation "
     "72.53% and 13.34, with Newton-Schulz 74.67% and 16.62."
 )
+ABLATION = {  # the paper's table: validation accuracy and effective rank
+    "momentum": ("72.04 ± 0.58", "12.98 ± 0.81"),
+    "frobenius": ("72.53 ± 0.82", "13.34 ± 0.43"),
+    "muon": ("74.67 ± 0.46", "16.62 ± 0.57"),
+}
 PAPER_STEPS = "One Newton-Schulz iteration is better than none and than five (MMAct; a figure without numbers)."
 PAPER_CAPACITY = (
     "Doubling the state gives +0.41 (LongHorn) and +1.05 points (Mamba) on MMAct, Muon +1.93 and +3.18 over plain: "
@@ -98,15 +103,15 @@ class Study:
         return {"seeds": self.seeds, "recipe": self.recipe.to_dict()}
 
 
-def _by_seed(scores: Mapping[tuple[str, int], float | None], name: str) -> dict[int, float | None]:
+def _by_seed(scores: Scores, name: str) -> dict[int, float | None]:
     return {seed: value for (its, seed), value in scores.items() if its == name}
 
 
-def _values(scores: Mapping[tuple[str, int], float | None], name: str) -> list[float]:
+def _values(scores: Scores, name: str) -> list[float]:
     return [value for value in _by_seed(scores, name).values() if value is not None]
 
 
-def _compare(study: Study, result: Result, scores: Mapping[tuple[str, int], float | None], pairs: Sequence[tuple[str, str]]) -> None:
+def _compare(study: Study, result: Result, scores: Scores, pairs: Sequence[tuple[str, str]]) -> None:
     """Says one variant minus another, for each pair."""
     for one, other in pairs:
         change = paired(_by_seed(scores, one), _by_seed(scores, other))
@@ -128,23 +133,19 @@ def ablation(study: Study) -> Result:
     result = Result("ablation", "Three normalisations of the write", PAPER_ABLATION, settings=study.settings())
     places = study.train(names, "ablation")
     parts = {part: study.scores(places, part) for part in ("validation", "test")}
-    found = {key: _rank_of(study, path) for key, path in places.items()}
+    found: Scores = {key: _rank_of(study, path) for key, path in places.items()}
     unit = ", %" if study.metric.unit else ""
     head = ["", *(f"{part}, {study.metric.title}{unit}" for part in parts), "effective rank of M"]
-    rows = [
-        [TITLES[name], *(spread(_values(scores, name)) for scores in (*parts.values(), found))] for name in names
-    ]
-    paper = [["paper, MMAct: " + TITLES[n], a, "", r] for n, a, r in (
-        ("momentum", "72.04 ± 0.58", "12.98 ± 0.81"),
-        ("frobenius", "72.53 ± 0.82", "13.34 ± 0.43"),
-        ("muon", "74.67 ± 0.46", "16.62 ± 0.57"),
-    )]  # fmt: skip
+    rows = [[TITLES[name], *(spread(_values(scores, name)) for scores in (*parts.values(), found))] for name in names]
+    paper = [["paper, MMAct: " + TITLES[name], accuracy, "", r] for name, (accuracy, r) in ABLATION.items()]
     result.table(f"Mean and deviation over {study.seeds} seeds", head, rows, paper)
     bars = {TITLES[name]: mean_and_deviation(_values(parts["validation"], name)) for name in names}
     result.figure("Validation", svg.bars(bars, f"{study.metric.title}{unit}"))
     bars = {TITLES[name]: mean_and_deviation(_values(found, name)) for name in names}
     result.figure("Effective rank of M", svg.bars(bars, "effective rank"))
-    _compare(study, result, parts["validation"], [("muon", "frobenius"), ("muon", "momentum"), ("frobenius", "momentum")])
+    _compare(
+        study, result, parts["validation"], [("muon", "frobenius"), ("muon", "momentum"), ("frobenius", "momentum")]
+    )
     for other in ("frobenius", "momentum"):
         change = paired(_by_seed(found, "muon"), _by_seed(found, other))
         result.data[f"rank, muon minus {other}"] = vars(change)
@@ -214,7 +215,13 @@ def sensitivity(study: Study) -> Result:
         "tau stands outside of the normalisation here. Inside, as in the paper's equation, it cancels for every write "
         "above delta: the map would be constant along tau up to rounding."
     )
-    result.data |= {"plain": base, "values": values, "gammas": GAMMAS, "taus": TAUS, "scores": _listed({"test": scores})}
+    result.data |= {
+        "plain": base,
+        "values": values,
+        "gammas": GAMMAS,
+        "taus": TAUS,
+        "scores": _listed({"test": scores}),
+    }
     return result
 
 
@@ -239,5 +246,5 @@ def summary(result: Result, inside: Sequence[float | None], base: float | None, 
     result.found.append(f"In the paper's range the {len(known)} settings deviate by {deviation:.2f} from their mean.")
 
 
-def _listed(parts: Mapping[str, Mapping[tuple[str, int], float | None]]) -> dict[str, Any]:
+def _listed(parts: Mapping[str, Scores]) -> dict[str, Any]:
     return {part: {f"{name}-seed{seed}": x for (name, seed), x in scores.items()} for part, scores in parts.items()}

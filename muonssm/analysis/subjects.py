@@ -44,9 +44,7 @@ class Case:
         if (folder.path / "comparison.json").is_file():
             result = folder.read("comparison.json")
             trials = [trial for kind in KINDS for trial in result["trials"] if trial["kind"] == kind]
-            subjects = [
-                Subject(t["kind"], t["seed"], t["fold"], RunFolder(folder.path / t["folder"])) for t in trials
-            ]
+            subjects = [Subject(t["kind"], t["seed"], t["fold"], RunFolder(folder.path / t["folder"])) for t in trials]
             return cls(folder.path, Recipe.from_dict(result["settings"]["recipe"]), tuple(subjects))
         if not folder.is_over:
             raise ValueError(f"RUN is {str(run)!r}; it may be the folder of a finished run, or of a comparison")

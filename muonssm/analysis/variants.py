@@ -1,12 +1,12 @@
 """Variants of a recipe that studies train side by side: what they are called, and what differs.
 
-    plain           no momentum, no normalisation
-    double          plain with keys of twice the size
-    momentum        momentum alone: M_t = gamma M_{t-1} + tau beta_t v_t k_t^T
-    frobenius       the write over its norm
-    muon            the recipe's own: one Newton-Schulz step, unless it says otherwise
-    five            five Newton-Schulz steps
-    g0.9-t0.6       gamma 0.9 and tau 0.6, with tau outside of the normalisation (inside it cancels)
+plain           no momentum, no normalisation
+double          plain with keys of twice the size
+momentum        momentum alone: M_t = gamma M_{t-1} + tau beta_t v_t k_t^T
+frobenius       the write over its norm
+muon            the recipe's own: one Newton-Schulz step, unless it says otherwise
+five            five Newton-Schulz steps
+g0.9-t0.6       gamma 0.9 and tau 0.6, with tau outside of the normalisation (inside it cancels)
 """
 
 from __future__ import annotations

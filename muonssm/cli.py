@@ -204,8 +204,9 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _zero_shot(arguments: argparse.Namespace) -> int:
-    from .tasks.harness import TaskDataError, run_harness, table
+    from .tasks.harness import TaskDataError, run_harness
     from .tasks.pretrained import load_pretrained
+    from .tasks.zero_shot import table
     from .training.folder import RunFolder
     from .training.published_language import published_zero_shot
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import cli_analysis
 from .torchvision_cpu import prepare_torchvision
 from .version import __version__
 
@@ -19,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"muonssm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     adding = (_add_info, _add_bench, _add_prepare, _add_train, _add_compare, _add_eval, _add_predict, _add_stream)
-    for add in (*adding, _add_generate, _add_needle, _add_explain, _add_corrupt):
+    for add in (*adding, _add_generate, _add_needle):
         add(commands)
+    cli_analysis.add(commands, _command)
     parsed = parser.parse_args(arguments)
     prepare_torchvision()  # before a command imports transformers, which imports torchvision if it is installed
     try:
@@ -160,7 +162,7 @@ def _add_compare(commands: Any) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from .analysis.comparison import write_report
+    from .analysis.report import write_report
     from .training.compare import compare, table
     from .training.recipe import Recipe
 
@@ -168,7 +170,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output or f"runs/compare-{recipe.name}")
     result = compare(recipe, output, arguments.seeds, arguments.folds, arguments.against, arguments.resume)
     print(table(result))
-    print(f"\nthe page is {write_report(output)}")
+    print(f"\nthe page is {write_report([output])}")
     return 0
 
 
@@ -204,8 +206,9 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _zero_shot(arguments: argparse.Namespace) -> int:
-    from .tasks.harness import TaskDataError, run_harness, table
+    from .tasks.harness import TaskDataError, run_harness
     from .tasks.pretrained import load_pretrained
+    from .tasks.zero_shot import table
     from .training.folder import RunFolder
     from .training.published_language import published_zero_shot
 
@@ -233,39 +236,6 @@ def _robustness(arguments: argparse.Namespace) -> int:
         )
     for line in evaluate_robustness(arguments.folder, arguments.robustness, arguments.data, arguments.batch_size):
         print(line)
-    return 0
-
-
-def _add_explain(commands: Any) -> None:
-    text = "pictures of what a vision model sees: Grad-CAM, boxes and masks, classes of pixels"
-    explain = _command(commands, "explain", _explain, "vision", text)
-    explain.add_argument("folder", metavar="RUN", help="a finished run, or a comparison: plain beside Muon")
-    explain.add_argument("images", metavar="IMAGE", nargs="*", help="image files; without any, of the test part")
-    explain.add_argument("--count", type=int, default=8, help="how many of the test part")
-    explain.add_argument("--output", help="folder of the pictures; RUN/explain by default")
-
-
-def _explain(arguments: argparse.Namespace) -> int:
-    from .analysis.explain import explain
-
-    for path in explain(arguments.folder, arguments.images, arguments.count, arguments.output):
-        print(path)
-    return 0
-
-
-def _add_corrupt(commands: Any) -> None:
-    corrupt = _command(commands, "corrupt", _corrupt, "vision", "one's own images in ImageNet-C's fifteen corruptions")
-    corrupt.add_argument("source", metavar="SOURCE", help="a folder with a folder of images for each class")
-    corrupt.add_argument("output", metavar="OUTPUT", help="where to write; what is there already stays")
-    corrupt.add_argument("--size", type=int, help="the middle of each image at this size; as they are by default")
-    corrupt.add_argument("--seed", type=int, default=0)
-
-
-def _corrupt(arguments: argparse.Namespace) -> int:
-    from .data.corruptions import corrupt_folder
-
-    new = corrupt_folder(Path(arguments.source), Path(arguments.output), size=arguments.size, seed=arguments.seed)
-    print(f"{new} new images in {arguments.output}")
     return 0
 
 

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "files": set(),
     "elf": set(),
     "torchvision_cpu": {"elf"},
-    "cli": {"bench", "analysis", "training", "tasks", "data", "info"},
+    "cli": {"cli_analysis", "bench", "analysis", "training", "tasks", "data", "info"},
+    "cli_analysis": {"analysis", "data"},
 }
 FOR_ALL = {"version", "files", "torchvision_cpu"}
 OWN = "muonssm"

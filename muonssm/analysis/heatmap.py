@@ -13,6 +13,7 @@ from typing import Any
 
 from ..files import atomic
 from ..tasks.needle import BINS, Result, by_cell
+from .page import document
 from .svg.colours import SCALE_DARK, SCALE_LIGHT, STEPS, scale
 
 CELL_WIDTH, CELL_HEIGHT, LEFT, TOP, GAP, LEGEND = 62, 24, 78, 46, 8, 48
@@ -25,25 +26,6 @@ PICTURE_STYLE = """
 .hm .none { fill: none; stroke: #b4bcc8; stroke-dasharray: 3 3; }
 """
 PICTURE_STYLE_DARK = ".hm text { fill: #9aa4b5; } .hm .name { fill: #e6e9ef; } .hm .none { stroke: #4a5464; }\n"
-PAGE_STYLE = """
-:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6575; --line: #d9dee6; --page: #ffffff; --card: #f6f7f9; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #9aa4b5; --line: #323a48; --page: #14181f;
-  --card: #1c222c; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1180px; padding: 28px 18px 60px; background: var(--page); color: var(--ink);
-  font: 15px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.55rem; margin: 0 0 4px; } h2 { font-size: 1.12rem; margin: 34px 0 8px; }
-p { margin: 6px 0; max-width: 46rem; } .soft { color: var(--soft); }
-.row { display: flex; flex-wrap: wrap; gap: 16px; margin-top: 16px; }
-figure { margin: 0; padding: 14px; background: var(--card); border-radius: 10px; min-width: 0; flex: 0 1 auto;
-  overflow-x: auto; }
-svg { display: block; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 14px 5px 0; text-align: left; border-bottom: 1px solid var(--line); }
-td:not(:last-child) { white-space: nowrap; } td:last-child { overflow-wrap: anywhere; }
-th { color: var(--soft); font-weight: 600; }
-@media print { body { max-width: none; } figure { break-inside: avoid; border: 1px solid var(--line); } }
-"""
 
 
 def write_heatmap(result: Result, path: str | Path) -> Path:
@@ -57,10 +39,16 @@ def write_heatmap(result: Result, path: str | Path) -> Path:
     return path
 
 
+def needle_figures(result: Result) -> list[tuple[str, str]]:
+    """Name and picture of every variant, and of the scale of colours."""
+    pictures = [(variant, picture(result, [variant], legend=False)) for variant in by_cell(result)[0]]
+    return [*pictures, ("scale of colours", _svg(LEAST_WIDTH, LEGEND, "the scale of colours", [_legend(0)]))]
+
+
 def page(result: Result) -> str:
     """The HTML, without outside files."""
-    settings, variants = result["settings"], by_cell(result)[0]
-    figures = "".join(f"<figure>{picture(result, [variant], legend=False)}</figure>" for variant in variants)
+    settings = result["settings"]
+    figures = "".join(f"<figure>{figure}</figure>" for _, figure in needle_figures(result)[:-1])
     about = (
         f"{settings['samples']} samples a variant and length, of which every tenth of the depth has about a tenth; "
         f"at most {settings['answer_tokens']} tokens for an answer; seed {settings['seed']}."
@@ -69,16 +57,12 @@ def page(result: Result) -> str:
         "<h1>Needle in a haystack</h1>",
         '<p class="soft">Share of answers that contain the value, by how long the prompt is and how deep in it the '
         f"needle lies. {escape(about)}</p>",
-        f'<div class="row">{figures or "<p>No cell was run.</p>"}</div>',
-        _svg(LEAST_WIDTH, LEGEND, "the scale of colours", [_legend(0)]),
+        f'<div class="figures">{figures or "<p>No cell was run.</p>"}</div>',
+        needle_figures(result)[-1][1],
         *_repeated(result),
         _wrong(result),
     ]
-    title = "<title>Needle in a haystack</title>"
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{title}<style>{PAGE_STYLE}</style>'
-    )
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'
+    return document("Needle in a haystack", "".join(body))
 
 
 def _repeated(result: Result) -> list[str]:
@@ -102,7 +86,7 @@ def _wrong(result: Result) -> str:
     if not rows:
         return ""
     head = "<tr><th>where</th><th>needle</th><th>answer</th></tr>"
-    return f'<h2>Wrong answers, one of each</h2><div class="wide"><table>{head}{"".join(rows)}</table></div>'
+    return f'<h2>Wrong answers, one of each</h2><div class="wide answers"><table>{head}{"".join(rows)}</table></div>'
 
 
 def picture(result: Result, variants: Sequence[str], legend: bool = True) -> str:

@@ -1,8 +1,8 @@
-"""Zero-shot scores of a language model through lm-eval, and the paper's table of them.
+"""Zero-shot scores of a language model through lm-eval.
 
     result = run_harness(model, tokenizer, ["paper"])                    # the nine tasks of the paper's table
     result = run_harness(model, tokenizer, ["./mine.yaml", "piqa"])      # a task of one's own, in lm-eval's YAML
-    print(table(result, published))
+    print(table(result, published))                                      # of zero_shot.py
 
 Tasks run one after the other, and a run that was stopped goes on from what it had. lm-eval gets the data of its tasks
 from a hub; tasks whose data is in local files need no network. A result is a dict that JSON can hold:
@@ -21,7 +21,6 @@ import hashlib
 import logging
 import math
 import random
-import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,43 +31,12 @@ import torch
 
 from .earlier import check_same
 from .generate import evaluating
+from .zero_shot import PAPER_TASKS
 
 Result = dict[str, Any]
 
 
-class Column(NamedTuple):
-    """A column of the paper's table: lm-eval's names of the task and the metric, and the paper's heading."""
-
-    task: str
-    metric: str
-    heading: str
-
-    @property
-    def key(self) -> str:
-        """What the column is called in messages and among published figures."""
-        return f"{self.task} {self.metric}"
-
-    @property
-    def is_accuracy(self) -> bool:
-        """In percent, and part of the average; the others are perplexities."""
-        return self.metric.startswith("acc")
-
-
-PAPER_TASKS = (
-    Column("wikitext", "word_perplexity", "Wiki."),
-    Column("lambada_openai", "perplexity", "LMB."),
-    Column("lambada_openai", "acc", "LMB."),
-    Column("piqa", "acc", "PIQA"),
-    Column("hellaswag", "acc_norm", "Hella."),
-    Column("winogrande", "acc", "Wino."),
-    Column("arc_easy", "acc", "ARC-e"),
-    Column("arc_challenge", "acc_norm", "ARC-c"),
-    Column("social_iqa", "acc", "SIQA"),
-    Column("boolq", "acc", "BoolQ"),
-)
-AVERAGE = "average"
 PAPER = "paper"  # stands for all of them in a list of tasks
-SHORT = {"word_perplexity": "ppl", "perplexity": "ppl", "acc_norm": "acc_n"}
 LOCAL = ("arrow", "csv", "json", "parquet", "text", "xml")  # readers of local files; any other data is of a hub
 NOISY = ("lm_eval.models.huggingface", "lm_eval.api.task")  # warn of every text cut off, and of every default used
 
@@ -353,44 +321,3 @@ def _metrics(scores: Mapping[str, Any]) -> dict[str, float]:
         if kind and not metric.endswith("_stderr"):
             found[metric if kind == "none" else key] = float(value)
     return found
-
-
-def table(result: Result, published: Mapping[str, Mapping[str, float]] | None = None, name: str = "this model") -> str:
-    """What is printed: the paper's table with our row and those of `published`, then other figures, then notes."""
-    tasks, lines = result["tasks"], []
-    figures = {f"{task} {metric}": value for task in tasks for metric, value in tasks[task]["metrics"].items()}
-    figures = {key: math.nan if value is None else value for key, value in figures.items()}  # JSON has no nan
-    ours = {c.key: figures.pop(c.key) * (100 if c.is_accuracy else 1) for c in PAPER_TASKS if c.key in figures}
-    if ours:
-        accuracies = [column.key for column in PAPER_TASKS if column.is_accuracy]
-        if set(accuracies) <= set(ours):
-            ours[AVERAGE] = statistics.fmean(ours[key] for key in accuracies)
-        counted = {c.key: tasks[c.task]["samples"] - 1 for c in PAPER_TASKS if c.is_accuracy and c.key in ours}
-        errors = {key: math.sqrt(ours[key] * (100 - ours[key]) / n) for key, n in counted.items() if n > 0}
-        paper = {f"paper, {kind}": row for kind, row in (published or {}).items()}
-        lines = _lines({name: ours, "standard error": errors, **paper})
-        missing = ", ".join(column.key for column in PAPER_TASKS if column.key not in ours)
-        if missing:
-            lines.append(f"missing: {missing}" + ("" if AVERAGE in ours else "; so there is no average"))
-    lines += [f"{key}: {_number(value, 4)}" for key, value in figures.items()]
-    limit, length = result["settings"]["limit"], result["settings"]["max_length"]
-    if limit is not None:
-        lines.append(f"of at most {limit} samples of each task: not comparable with figures of all samples")
-    cut = {task: score["truncated"] for task, score in tasks.items() if score.get("truncated")}
-    lines += [f"{task}: {n} texts cut off at the beginning, at {length} tokens" for task, n in cut.items()]
-    return "\n".join(lines)
-
-
-def _lines(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The paper's columns, `-` for what is not there."""
-    cells = [["", *(column.heading for column in PAPER_TASKS), "Avg."]]
-    cells.append(["", *(SHORT.get(column.metric, column.metric) for column in PAPER_TASKS), "acc"])
-    keys = [*(column.key for column in PAPER_TASKS), AVERAGE]
-    cells += [[label, *(_number(row[key], 2) if key in row else "-" for key in keys)] for label, row in rows.items()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    shapes = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
-    return ["  ".join(map(format, line, shapes)) for line in cells]
-
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"

@@ -127,7 +127,7 @@ def summary(recipe: Recipe, trials: Sequence[Trial]) -> dict[str, Any]:
     differences = {
         kind: {metric.name: vars(_difference(by_kind[kind], by_kind["plain"], metric.name)) for metric in metrics}
         for kind in kinds
-        if kind != "plain"
+        if kind != "plain" and "plain" in by_kind
     }
     parts = list(dict.fromkeys(name for trial in trials for name in trial.scores.get("more", {})))
     first = metrics[0].name

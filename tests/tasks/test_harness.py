@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
 from muonssm.tasks.generate import evaluating
-from muonssm.tasks.harness import AVERAGE, PAPER_TASKS, TaskDataError, run_harness, table
+from muonssm.tasks.harness import TaskDataError, run_harness
+from muonssm.tasks.zero_shot import AVERAGE, PAPER_TASKS, table
 from muonssm.training.published_language import KINDS, published_needle, published_zero_shot
 
 QUESTIONS = [

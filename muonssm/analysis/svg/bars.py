@@ -27,7 +27,7 @@ def bars(
     paper = paper or {}
     colours = colours_of(list(groups), "groups") if len(groups) <= MOST else dict.fromkeys(groups, 2)
     ends = [m + s * (d or 0.0) for m, d in groups.values() if m is not None for s in (-1, 1)]
-    left = 10 + min(LONGEST, max((1.15 * width_of(name) for name in groups), default=0)) + 8
+    left = 10 + min(LONGEST, max((1.1 * width_of(name) for name in groups), default=0)) + 8
     axis = Axis.over([*ends, *(paper[name] for name in groups if name in paper)], left, left + PLOT, padded=True)
     bottom = 8 + ROW * len(groups)
     parts = []

@@ -9,7 +9,7 @@ from html import escape
 from .colours import DARK, LIGHT, MOST, SCALE_DARK, SCALE_LIGHT, resolved, scale
 
 READABLE = 440  # pixels that may shrink to a phone's width
-LETTER = 6.1  # width of a letter of 11 pixels, about
+LETTER = 6.8  # width of a letter of 11 pixels in a wide font, about
 SERIES = "".join(
     f".c{i} {{ stroke: var(--c{i}); }} .dot.c{i}, .band.c{i} {{ fill: var(--c{i}); }}\n" for i in range(MOST)
 )

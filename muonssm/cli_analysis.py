@@ -12,8 +12,33 @@ Command = Callable[[Any, str, Any, str, str], argparse.ArgumentParser]
 
 def add(commands: Any, command: Command) -> None:
     """Adds them to the table; `command` makes the parser of one."""
-    for add_one in (_add_report, _add_explain, _add_corrupt):
+    for add_one in (_add_analyze, _add_report, _add_explain, _add_corrupt):
         add_one(commands, command)
+
+
+def _add_analyze(commands: Any, command: Command) -> None:
+    text = "spectra, ranks, gradients and studies of a run, as in the paper, into RUN/analysis"
+    analyze = command(commands, "analyze", _analyze, "activity", text)
+    analyze.add_argument("folder", metavar="RUN", help="a finished run, or a comparison: plain beside Muon")
+    analyze.add_argument("--what", help="names with commas between; all that apply by default")
+    analyze.add_argument("--seeds", type=int, default=1, help="of studies, which train anew")
+    analyze.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="changes what they train"
+    )
+    analyze.add_argument("--workers", type=int, help="processes of studies; one a core by default")
+    analyze.add_argument("--resume", action="store_true", help="keeps results that are there")
+
+
+def _analyze(arguments: argparse.Namespace) -> int:
+    from .analysis.analyze import Plan, analyze
+    from .analysis.report import write_report
+
+    what = tuple(arguments.what.split(",")) if arguments.what else ()
+    plan = Plan(what, tuple(arguments.set), arguments.seeds, arguments.workers, arguments.resume)
+    for name, found in analyze(arguments.folder, plan):
+        print(f"{name}\n" + "".join(f"  {line}\n" for line in found), flush=True)
+    print(f"the page is {write_report([arguments.folder])}")
+    return 0
 
 
 def _add_report(commands: Any, command: Command) -> None:

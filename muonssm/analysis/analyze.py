@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from ..training.folder import RunFolder, as_json
 from ..training.recipe import Recipe, changed
 from . import studies
+from .case import Case
 from .convergence import convergence
 from .propagation import gradients_result, truncation_result
 from .result import Result
 from .scaling import scaling
 from .states import memory_result, rank_result, spectrum_result
 from .studies import Study
-from .subjects import Case
 from .variants import small
 
 SEQUENCES = ("activity", "language", "recall")

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import svg
+from .case import Case, Trained
 from .result import Result, is_clear, ratio, say, spread
-from .subjects import Case, Subject
 
 PAPER = "With Muon LongHorn reaches the same pre-training loss in 1.3 times fewer steps (FineWeb-Edu, 10B tokens)."
 Curve = Sequence[tuple[float, float]]  # steps and losses
@@ -74,7 +74,7 @@ def convergence(case: Case) -> Result:
     return result
 
 
-def curve(subject: Subject) -> list[tuple[float, float]]:
+def curve(subject: Trained) -> list[tuple[float, float]]:
     """Steps and validation losses of a run, without what is not a number."""
     rows: list[dict[str, Any]] = subject.folder.read("history.json")
     return [(row["step"], row["validation_loss"]) for row in rows if row.get("validation_loss") is not None]

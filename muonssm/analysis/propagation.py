@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from . import svg
+from .case import Case, Trained
 from .geometry import states_of
 from .gradients import GradientProfile, gradients
 from .replay import States
 from .result import Result, is_clear, paired, ratio, say, spread
-from .subjects import Case, Subject
 from .truncation import truncation
 
 GRADIENT_ITEMS, POINTS = 8, 48
@@ -66,7 +66,7 @@ def gradients_result(case: Case) -> Result:
     return result
 
 
-def _map(case: Case, subject: Subject, result: Result) -> None:
+def _map(case: Case, subject: Trained, result: Result) -> None:
     """Steps across, training down."""
     model, batch = subject.model(), case.batch(GRADIENT_ITEMS, subject.fold)
     rows: dict[str, GradientProfile] = {}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..bench.measure import best_seconds, exponent
 from ..tasks.task import Task
 from . import svg
+from .case import Case
 from .result import Result
-from .subjects import Case
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 ROUNDS, BUDGET = 5, 6.0

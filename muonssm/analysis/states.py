@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from . import svg
+from .case import Case
 from .geometry import Memory, Ranks, memory, rank, spectrum
 from .result import Result, is_clear, paired, ratio, say, spread
-from .subjects import Case
 
 ITEMS = 16  # sequences that are looked at
 PAPER_SPECTRUM = (

@@ -19,9 +19,9 @@ from ..training.folder import RunFolder
 from ..training.pool import train_all
 from ..training.recipe import Recipe
 from . import svg
+from .case import Case
 from .geometry import rank
 from .result import Result, is_clear, mean_and_deviation, paired, say, spread
-from .subjects import Case
 from .variants import GAMMAS, RECOMMENDED, TAUS, grid_name, jobs, variant
 
 Scores = Mapping[tuple[str, int], float | None]  # by variant and seed

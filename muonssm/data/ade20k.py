@@ -127,6 +127,15 @@ class Ade20k(Dataset):
             raise DamagedImageError(f"{labelled} is {sizes}; they may be of one size")
         return self.view(image, labels) if self.view else (image, labels)
 
+    def shares(self, images: int) -> list[float]:
+        """The share of each class among the labelled pixels of so many images, evenly apart."""
+        count = min(images, len(self))
+        pixels = torch.zeros(self.classes, dtype=torch.int64)
+        for i in range(count):
+            labels = self.labels(i * len(self) // count)
+            pixels += torch.bincount(labels[labels != IGNORED], minlength=self.classes)
+        return (pixels / pixels.sum().clamp(min=1)).tolist()
+
     def labels(self, number: int) -> Tensor:
         """The labels of one image, int64 `[H, W]`."""
         path = self.pairs[number][1]

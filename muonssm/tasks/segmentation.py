@@ -21,6 +21,8 @@ from .segmentation_metrics import PixelCounts
 from .task import Metric, Prepared, Task
 from .vision import VisionModelConfig
 
+COUNTED = 100  # training images, evenly apart, whose pixels are counted by class
+
 
 @dataclass(frozen=True)
 class SegmentationConfig:
@@ -115,12 +117,13 @@ class SegmentationTask(Task):
         parts = self.data.open()
         counts = ", ".join(f"{len(data)} for {part}" for part, data in parts.items())
         summary = f"{self.data.source}: {len(self.data.names)} classes; {counts}"
-        facts = {"classes": list(self.data.names), "channels": 3, "summary": summary}
+        shares = parts["training"].shares(COUNTED)
+        facts = {"classes": list(self.data.names), "channels": 3, "summary": summary, "shares": shares}
         return Prepared(parts["training"], parts["validation"], parts.get("test"), facts)
 
     def build_model(self, facts: dict[str, Any]) -> Segmenter:
         network = self.model.build(self.muon, 0, facts["channels"])
-        return Segmenter(network, len(facts["classes"]), self.decoder.hidden)
+        return Segmenter(network, len(facts["classes"]), self.decoder.hidden, facts["shares"])
 
     def collate(self, items: list[tuple[Tensor, Tensor]], training: bool) -> dict[str, Tensor]:
         """Images of different sizes are filled up to the largest; what is added has no label."""

@@ -7,14 +7,17 @@ logits      `[B, classes, H, W]`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .config import VisionConfig
 from .in_transformers import MambaVisionBackboneConfig
 
 IGNORED = 255
+LEAST = 1e-4  # share that a class is taken to have at least
 
 
 class Segmenter(nn.Module):
@@ -24,9 +27,13 @@ class Segmenter(nn.Module):
         config: of the network.
         classes: how many.
         hidden: channels of the decoder.
+        shares: of the pixels, a class each. What is said of a pixel then starts from them: where most pixels are of one
+            class, training would else spend its first epochs learning that, and little else for long after.
     """
 
-    def __init__(self, config: VisionConfig, classes: int, hidden: int = 512) -> None:
+    def __init__(
+        self, config: VisionConfig, classes: int, hidden: int = 512, shares: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         from transformers import UperNetConfig, UperNetForSemanticSegmentation
 
@@ -39,6 +46,12 @@ class Segmenter(nn.Module):
             "loss_ignore_index": IGNORED,
         }
         self.upernet = UperNetForSemanticSegmentation(UperNetConfig(**settings))
+        if shares is not None:
+            if len(shares) != classes:
+                raise ValueError(f"shares has {len(shares)} numbers; it may have {classes}, one a class")
+            start = torch.tensor(shares).clamp(min=LEAST).log()
+            for head in (self.upernet.decode_head, self.upernet.auxiliary_head):
+                head.classifier.bias.data.copy_(start - start.mean())
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """With labels the loss, that of the auxiliary head added to it."""

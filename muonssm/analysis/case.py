@@ -16,7 +16,7 @@ from ..training.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Subject:
+class Trained:
     """One trained model: `"plain"`, `"muon"` or a variant's name, with its seed, fold and folder."""
 
     kind: str
@@ -35,7 +35,7 @@ class Case:
 
     path: Path
     recipe: Recipe
-    subjects: tuple[Subject, ...]
+    subjects: tuple[Trained, ...]
 
     @classmethod
     def of(cls, run: str | Path) -> Case:
@@ -44,13 +44,13 @@ class Case:
         if (folder.path / "comparison.json").is_file():
             result = folder.read("comparison.json")
             trials = [trial for kind in KINDS for trial in result["trials"] if trial["kind"] == kind]
-            subjects = [Subject(t["kind"], t["seed"], t["fold"], RunFolder(folder.path / t["folder"])) for t in trials]
+            subjects = [Trained(t["kind"], t["seed"], t["fold"], RunFolder(folder.path / t["folder"])) for t in trials]
             return cls(folder.path, Recipe.from_dict(result["settings"]["recipe"]), tuple(subjects))
         if not folder.is_over:
             raise ValueError(f"RUN is {str(run)!r}; it may be the folder of a finished run, or of a comparison")
         recipe = Recipe.from_dict(folder.read("recipe.json"))
         kind = "plain" if recipe.task == recipe.task.plain() else "muon"
-        return cls(folder.path, recipe, (Subject(kind, 0, 0, folder),))
+        return cls(folder.path, recipe, (Trained(kind, 0, 0, folder),))
 
     @property
     def place(self) -> Path:
@@ -62,7 +62,7 @@ class Case:
         """Which of plain and Muon there are."""
         return list(dict.fromkeys(subject.kind for subject in self.subjects))
 
-    def first(self, kind: str) -> Subject:
+    def first(self, kind: str) -> Trained:
         """The first model of a kind."""
         return next(subject for subject in self.subjects if subject.kind == kind)
 

@@ -11,6 +11,8 @@ import pytest
 from muonssm.analysis.findings import checked
 from muonssm.analysis.report import write_report
 from muonssm.cli import main
+from muonssm.data.imagenet import synsets
+from muonssm.training.published_vision import published_vision
 from muonssm.training.recipe import Recipe
 
 from .runs import make_analysis, make_comparison, make_everything, make_run
@@ -88,7 +90,7 @@ def test_every_run_shows_what_it_has_and_says_what_it_has_not(everything):
         f"No analysis yet: muonssm analyze {vision}", "36.60", "1 parts of the data are missing",
         "PIQA acc", "60.00", "63.81", "of at most 100 samples", "pk, 2048", "45.0", "29.3",
         f"what the model sees: muonssm explain {detection}",
-        "One run: nothing is compared here", "The paper has no figures for this data and model.",
+        "One run: nothing is compared here", "The paper has no such scores for this data and model.",
     ):  # fmt: skip
         assert said in page.text, said
     assert f"muonssm explain {vision}" not in page.text
@@ -114,6 +116,28 @@ def test_one_run_has_its_page_in_its_folder(tmp_path, capsys):
     assert "longhorn on watch, with Muon" in page.text
     assert "validation part" in page.text
     assert sorted(path.name for path in run.iterdir() if "report" in path.name) == ["report.html"]
+
+
+def test_the_papers_figures_for_vision_stand_beside_its_data_only(tmp_path):
+    imagenet = Recipe.load("imagenet-tiny", [f"data.root={tmp_path}", "model.backbone=longhorn"]).to_dict()
+    figures = published_vision(imagenet, synsets())
+    assert figures["muon"] == {
+        "accuracy": 82.01,
+        "top5": 95.90,
+        "imagenet-r": 46.28,
+        "imagenet-a": 25.27,
+        "mce": 111.24,
+    }
+    assert published_vision(imagenet, ["a", "b"]) == {}
+    assert published_vision({**imagenet, "model": {"size": "micro", "backbone": "mamba"}}, synsets()) == {}
+    assert published_vision(Recipe.load("vision-demo").to_dict(), ["0", "1"]) == {}
+    run = make_run(tmp_path / "run", Recipe.load("coco-tiny", [f"data.root={tmp_path}"]))
+    text = write_report([run]).read_text()
+    row = re.search(r'<tr class="soft"><td>paper, plain</td>(.*?)</tr>', text)[1]
+    assert re.findall("<td>(.*?)</td>", row) == ["50.80", "69.50", "55.20", "44.10", "67.00", "47.90"]
+    run = make_run(tmp_path / "pixels", Recipe.load("ade20k-tiny", [f"data.root={tmp_path}"]))
+    row = re.search(r'<tr class="soft"><td>paper, muon</td>(.*?)</tr>', write_report([run]).read_text())[1]
+    assert re.findall("<td>(.*?)</td>", row) == ["45.20", "-"]
 
 
 def test_a_run_that_diverged_is_told(tmp_path):

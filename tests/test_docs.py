@@ -8,11 +8,11 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def run_blocks(name):
+def run_blocks(name, at_least=3):
     """Runs a guide's Python, in order; what it defined."""
     namespace: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
-    assert len(blocks) >= 3
+    assert len(blocks) >= at_least
     for block in blocks:
         exec(block, namespace)
     return namespace
@@ -31,3 +31,8 @@ def test_code_in_the_guide_to_language_runs(capsys):
 def test_code_in_the_guide_to_vision_runs(capsys):
     assert run_blocks("vision.md")["parameters"] == 31_794_248
     assert "31,794,248" in capsys.readouterr().out
+
+
+def test_code_in_the_guide_to_analysis_runs():
+    found = run_blocks("analysis.md", at_least=1)
+    assert all(found[name].startswith("<svg") for name in ("picture", "table", "means", "memory", "text"))

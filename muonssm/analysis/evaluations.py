@@ -103,7 +103,7 @@ def _robustness(subject: Subject) -> Section | None:
     for name, what in ROBUSTNESS.items():
         found = subject.holding(f"{name}.json")
         if found:
-            parts.append(_corruptions(found) if name == "imagenet-c" else _subset(what, found))
+            parts.append(_corruptions(subject, found) if name == "imagenet-c" else _subset(subject, name, found))
             gaps = ((place, scores["missing"]) for place, scores in found.items())
             parts += [
                 page.paragraph(
@@ -115,7 +115,7 @@ def _robustness(subject: Subject) -> Section | None:
     return Section("robustness", "Robustness", "".join(parts)) if parts else None
 
 
-def _corruptions(found: dict[str, Any]) -> str:
+def _corruptions(subject: Subject, found: dict[str, Any]) -> str:
     """CE of every corruption and their mean, and errors by severity."""
     names = list(dict.fromkeys(name for scores in found.values() for name in scores["ce"]))
     rows = [[name.replace("_", " "), *(_figure(scores["ce"].get(name)) for scores in found.values())] for name in names]
@@ -130,16 +130,19 @@ def _corruptions(found: dict[str, Any]) -> str:
     label = "error, mean over corruptions, %"
     shown = list(curves.items())[:8]  # as many as there are colours; the table has all
     picture = page.figure(label, svg.lines(dict(shown), "severity", label))
-    return page.table(["", *found], rows, caption=caption) + page.figures([picture])
+    theirs = ", ".join(f"{kind} {row['mce']:.2f}" for kind, row in subject.paper.items())
+    beside = page.paragraph(f"The paper's mCE: {theirs}.", "soft") if theirs else ""
+    return page.table(["", *found], rows, caption=caption) + beside + page.figures([picture])
 
 
-def _subset(what: str, found: dict[str, Any]) -> str:
+def _subset(subject: Subject, name: str, found: dict[str, Any]) -> str:
     rows = [
         [place, _figure(scores["accuracy"]), _figure(scores["of_present"]), f"{scores['images']:,}"]
         for place, scores in found.items()
     ]
     heads = ["", "accuracy, %", "of the images that are there, %", "images"]
-    return page.table(heads, rows, caption=what.capitalize())
+    paper = [[f"paper, {kind}", _figure(row[name]), "-", "-"] for kind, row in subject.paper.items()]
+    return page.table(heads, rows, paper, ROBUSTNESS[name].capitalize())
 
 
 def _figure(value: float | None) -> str:

@@ -89,12 +89,15 @@ def _scores(subject: Subject) -> str:
     for part, row in result["more"].items():
         rows += [[f"{kind}, {part}", cell(score), *[""] * (len(metrics) - 1)] for kind, score in row.items()]
     paper = [
-        [f"paper, {kind}", *(f"{scores[metric.name]:.2f}" for metric in metrics)]
-        for kind, scores in result["paper"].items()
+        [f"paper, {kind}", *(_given(scores, metric) for metric in metrics)] for kind, scores in subject.paper.items()
     ]
     table = page.table(["", *map(head, metrics)], rows, paper)
-    beside = "" if paper else page.paragraph("The paper has no figures for this data and model.", "soft")
+    beside = "" if paper else page.paragraph("The paper has no such scores for this data and model.", "soft")
     return f"<p>{verdict(subject)}</p>{_diverged(subject)}{table}{beside}{_means(subject)}"
+
+
+def _given(scores: dict[str, float], metric: Metric) -> str:
+    return f"{scores[metric.name]:.2f}" if metric.name in scores else "-"
 
 
 def _validation(subject: Subject) -> list[str]:
@@ -116,7 +119,7 @@ def _means(subject: Subject) -> str:
     """A picture of the first score, where there is more to see than one number a kind."""
     metric, kinds = subject.metrics[0], subject.result["kinds"]
     spread = {kind: (row[metric.name]["mean"], row[metric.name]["deviation"]) for kind, row in kinds.items()}
-    paper = {kind: row[metric.name] for kind, row in subject.result["paper"].items() if kind in spread}
+    paper = {kind: row[metric.name] for kind, row in subject.paper.items() if kind in spread}
     if not paper and all(deviation is None for _, deviation in spread.values()):
         return ""
     caption = f"{head(metric)}: mean, and one deviation to each side" + (", beside the paper's" if paper else "")
@@ -181,7 +184,7 @@ def overview(subjects: Sequence[Subject]) -> str:
         ours = [cell(result["kinds"][kind][metric.name]) if kind in result["kinds"] else "-" for kind in KINDS]
         difference = result["differences"].get("muon")
         said = str(Interval(**difference[metric.name])) if difference else "-"
-        paper = [f"{result['paper'][kind][metric.name]:.2f}" if result["paper"] else "-" for kind in KINDS]
+        paper = [_given(subject.paper.get(kind, {}), metric) for kind in KINDS]
         rows.append([result["title"], head(metric), *ours, said, *paper])
     names = ["", "test part", "plain", "Muon", "Muon minus plain [95%]", "paper, plain", "paper, Muon"]
     return page.table(names, rows)

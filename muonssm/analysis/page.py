@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from .svg.colours import DARK, LIGHT, variables
 from .svg.frame import READABLE, RULES, RULES_DARK, RULES_LIGHT
 
+LEAST = 300  # pixels of a figure, for its caption
 STYLE = f"""
 :root {{ color-scheme: light dark; {variables(LIGHT)} }}
 {RULES}{RULES_LIGHT}
@@ -24,7 +25,7 @@ STYLE = f"""
 {RULES_DARK}}}
 * {{ box-sizing: border-box; }}
 html {{ -webkit-text-size-adjust: 100%; }}
-body {{ margin: 0 auto; max-width: 1080px; padding: 28px 18px 60px; background: var(--page); color: var(--ink);
+body {{ margin: 0 auto; max-width: 1180px; padding: 28px 18px 60px; background: var(--page); color: var(--ink);
   font: 15px/1.55 system-ui, sans-serif; overflow-wrap: break-word; }}
 h1 {{ font-size: 1.6rem; line-height: 1.25; margin: 0 0 4px; }}
 h2 {{ font-size: 1.22rem; line-height: 1.3; margin: 38px 0 8px; }} h3 {{ font-size: 1.05rem; margin: 28px 0 6px; }}
@@ -37,10 +38,9 @@ nav p {{ margin: 8px 0 0; font-weight: 600; }} nav p:first-child {{ margin-top: 
 nav a {{ text-decoration: none; }} nav a:hover {{ text-decoration: underline; }}
 blockquote {{ margin: 10px 0; padding: 2px 0 2px 14px; border-left: 3px solid var(--line); color: var(--soft);
   max-width: 46rem; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr)); gap: 16px;
-  margin: 14px 0; }}
-figure {{ margin: 0; padding: 14px; background: var(--card); border-radius: 10px; min-width: 0; }}
-figure.full {{ grid-column: 1 / -1; }}
+.figures {{ display: flex; flex-wrap: wrap; align-items: flex-start; gap: 16px; margin: 14px 0; }}
+figure {{ margin: 0; padding: 14px; background: var(--card); border-radius: 10px; min-width: 0;
+  width: min(100%, var(--width)); }}
 figcaption {{ font-weight: 600; margin-bottom: 8px; line-height: 1.4; }}
 .wide {{ overflow-x: auto; margin: 12px 0; }} figure .wide {{ margin: 0; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
@@ -54,11 +54,12 @@ img {{ max-width: 100%; height: auto; display: block; border-radius: 4px; }}
 details {{ margin-top: 10px; }} summary {{ cursor: pointer; }}
 pre {{ overflow-x: auto; background: var(--card); padding: 12px; border-radius: 10px; font-size: 12.5px;
   margin: 8px 0; }}
-footer {{ margin-top: 48px; border-top: 1px solid var(--line); padding-top: 8px; color: var(--soft); font-size: 13px; }}
+footer {{ margin-top: 48px; border-top: 1px solid var(--line); padding-top: 8px; color: var(--soft);
+  font-size: 13px; }}
 @media print {{
   :root {{ color-scheme: light; --card: #ffffff; --ink: #000000; --soft: #333333; }}
   body {{ max-width: none; padding: 0; font-size: 10.5pt; }}
-  figure {{ border: 1px solid var(--line); }} .figures {{ grid-template-columns: repeat(2, 1fr); }}
+  figure {{ border: 1px solid var(--line); width: calc(50% - 8px); }} figure.full {{ width: 100%; }}
   figure, tr, blockquote {{ break-inside: avoid; }} h1, h2, h3, caption {{ break-after: avoid; }}
   svg {{ min-width: 0 !important; }} .wide, pre {{ overflow: visible; }} pre {{ white-space: pre-wrap; }}
   th, td {{ white-space: normal; padding-right: 10px; }} a {{ color: inherit; }}
@@ -103,16 +104,23 @@ def _row(cells: Sequence[str], kind: str) -> str:
 def figure(caption: str, picture: str) -> str:
     """A picture of `svg` under its caption; one that is a whole file, with a style of its own, stands as an image."""
     size = re.search(r'viewBox="[\d.-]+ [\d.-]+ ([\d.]+)', picture)
-    kind = ' class="full"' if size and float(size[1]) > READABLE else ""
+    width = float(size[1]) if size else READABLE
     if picture.startswith("<svg xmlns") and 'class="hm"' not in picture.partition(">")[0]:
         picture = _image("image/svg+xml", picture.encode(), caption)
-    return f'<figure{kind}><figcaption>{escape(caption)}</figcaption><div class="wide">{picture}</div></figure>'
+    return _figure(caption, f'<div class="wide">{picture}</div>', width)
 
 
 def photo(caption: str, path: Path) -> str:
     """A PNG file as a figure."""
-    image = _image("image/png", path.read_bytes(), caption)
-    return f'<figure class="full"><figcaption>{escape(caption)}</figcaption>{image}</figure>'
+    content = path.read_bytes()
+    width = int.from_bytes(content[16:20], "big")  # the first chunk of a PNG file begins with its size
+    return _figure(caption, _image("image/png", content, caption), width)
+
+
+def _figure(caption: str, content: str, width: float) -> str:
+    kind = ' class="full"' if width > READABLE else ""
+    room = f"--width:{max(width, LEAST) + 28:.0f}px"  # and its padding
+    return f'<figure{kind} style="{room}"><figcaption>{escape(caption)}</figcaption>{content}</figure>'
 
 
 def _image(kind: str, content: bytes, text: str) -> str:

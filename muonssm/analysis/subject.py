@@ -71,6 +71,15 @@ class Subject:
         return [trial for trial in self.trials if trial["kind"] in KINDS]
 
     @property
+    def paper(self) -> dict[str, dict[str, float]]:
+        """The paper's figures for the same data and model, by kind and score."""
+        if self.result["paper"] or self.task not in ("vision", "detection", "segmentation"):
+            return self.result["paper"]
+        from ..training.published_vision import published_vision
+
+        return published_vision(self.recipe, self.folder(self.trained[0]).read("facts.json")["classes"])
+
+    @property
     def title(self) -> str:
         if not self.alone:
             return f"{self.result['title']}, plain against Muon"

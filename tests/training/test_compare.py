@@ -59,7 +59,7 @@ def test_compare_makes_pairs_a_table_and_a_page(tmp_path, changes, capsys):
     facts = [RunFolder(output / f"{kind}-seed1-fold1").read("facts.json") for kind in ("plain", "muon")]
     assert facts[0] == facts[1]
     page = (output / "report.html").read_text()
-    assert page.count("<svg") == page.count("</svg>") == 5
+    assert page.count("<svg") == page.count("</svg>") == 6  # means, three curves, two matrices
     assert "http" not in page
     for run in record["trials"]:
         metrics = output / run["folder"] / "metrics.json"

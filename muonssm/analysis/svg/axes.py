@@ -70,9 +70,10 @@ def number(value: float) -> str:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten from low to high, some six at most; over little more than one also their doubles and fives."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    every = -(-(last - first) // 6) or 1
-    factors = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
-    found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if math.log10(high / low) < 2:
+        found = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
+    else:
+        found = [10.0**power for power in range(first, last + 1, -(-(last - first) // 6) or 1)]
     inside = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
     return inside if len(inside) > 1 else ticks(low, high)

@@ -122,6 +122,6 @@ def _values(x_axis: Axis, top: float, shown: Mapping[str, Sequence[Known]], x_la
     parts = []
     for x, (left, right) in zip(xs, pairwise(edges), strict=True):
         said = [f"{x_label} {x:g}", *(f"{name}: {', '.join(values)}" for name, values in by_x[x].items())]
-        place = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{HEIGHT - BOTTOM - top:.1f}"'
+        place = f'x="{left:.2f}" y="{top:.1f}" width="{right - left:.2f}" height="{HEIGHT - BOTTOM - top:.1f}"'
         parts.append(titled(f'<rect class="hit" {place}/>', said))
     return parts

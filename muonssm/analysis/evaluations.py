@@ -106,9 +106,7 @@ def _robustness(subject: Subject) -> Section | None:
             parts.append(_corruptions(subject, found) if name == "imagenet-c" else _subset(subject, name, found))
             gaps = ((place, scores["missing"]) for place, scores in found.items())
             parts += [
-                page.paragraph(
-                    f"{place}, {what}: {len(lost)} parts of the data are missing, the first is {lost[0]}.", "soft"
-                )
+                page.paragraph(f"{place}, {what}: {len(lost)} gap(s) in the data, the first: {lost[0]}.", "soft")
                 for place, lost in gaps
                 if lost
             ]

@@ -44,6 +44,7 @@ figure {{ margin: 0; padding: 14px; background: var(--card); border-radius: 10px
 figcaption {{ font-weight: 600; margin-bottom: 8px; line-height: 1.4; }}
 .wide {{ overflow-x: auto; margin: 12px 0; }} figure .wide {{ margin: 0; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+table:has(caption) {{ min-width: min(100%, 30rem); }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: 4px; }}
 th, td {{ padding: 5px 18px 5px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }}
 th:last-child, td:last-child {{ padding-right: 2px; }}

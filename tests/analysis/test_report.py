@@ -87,7 +87,7 @@ def test_every_run_shows_what_it_has_and_says_what_it_has_not(everything):
         "paper, muon", "74.40", "The rank is <higher>.", "paper12.98", "It is 12.9 & more.",
         "<up>", "12,345", "made: 16 things", "muonssm",
         "analyses: rank, gradients, memory, truncation, ablation, ns-steps, capacity, convergence, scaling",
-        f"No analysis yet: muonssm analyze {vision}", "36.60", "1 parts of the data are missing",
+        f"No analysis yet: muonssm analyze {vision}", "36.60", "1 gap(s) in the data, the first: no folder snow.",
         "PIQA acc", "60.00", "63.81", "of at most 100 samples", "pk, 2048", "45.0", "29.3",
         f"what the model sees: muonssm explain {detection}",
         "One run: nothing is compared here", "The paper has no such scores for this data and model.",

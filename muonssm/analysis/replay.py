@@ -3,9 +3,9 @@
     with replaying(model, visitor):
         model(**batch)
 
-While it lasts, every mixer of the model computes by the reference, one segment of steps after the other, and hands
-the states between segments to the visitor, which may keep them, change them, or read them in another way. No kernel
-knows of it.
+While it lasts, every mixer of the model computes one segment of steps after the other, by the chunked algorithm, and
+hands the states between segments to the visitor, which may keep them, change them, or read them in another way. No
+kernel knows of it.
 
     layer   number of the operator's call in the model, from 0
     step    steps done so far, from 1
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.implementations import IMPLEMENTATIONS, Implementation, Modules
-from ..ops.memory import reference as memory_reference
-from ..ops.selective import reference as selective_reference
+from ..ops.memory import chunked as memory_chunked
+from ..ops.rows import run_sequences
+from ..ops.selective import chunked as selective_chunked
 
 NAME = "replay"
 Result = tuple[Tensor, Tensor, Tensor]  # y, S, M
@@ -86,10 +87,10 @@ def replaying(model: nn.Module, visitor: Visitor) -> Iterator[None]:
         raise ValueError(f"model is a {type(model).__name__} without a mixer of muonssm; there is nothing to replay")
     before = [mixer.impl for mixer in mixers]
     recorder = _Recorder(visitor)
-    memory = SimpleNamespace(run=recorder.memory, chunk_length=memory_reference.chunk_length)
-    selective = SimpleNamespace(run=recorder.selective, chunk_length=selective_reference.chunk_length)
+    memory = SimpleNamespace(run=recorder.memory, chunk_length=_any)
+    selective = SimpleNamespace(run=recorder.selective, chunk_length=_any)
     modules = Modules(memory, selective)  # type: ignore[arg-type]
-    IMPLEMENTATIONS[NAME] = Implementation(NAME, "the reference, watched", lambda: modules, transformable=True)
+    IMPLEMENTATIONS[NAME] = Implementation(NAME, "segment by segment, watched", lambda: modules)
     try:
         for mixer in mixers:
             mixer.impl = NAME  # type: ignore[assignment]
@@ -100,6 +101,11 @@ def replaying(model: nn.Module, visitor: Visitor) -> Iterator[None]:
         del IMPLEMENTATIONS[NAME]
 
 
+def _any(length: int) -> int:
+    """Any length will do."""
+    return 1
+
+
 class _Recorder:
     """The two operators, segment by segment."""
 
@@ -108,14 +114,21 @@ class _Recorder:
         self.layer = -1
 
     def memory(self, steps: Any, S: Tensor, M: Tensor) -> Result:
-        """As `memory.reference.run`."""
-        return self._run(steps, S, M, "q", memory_reference.run)
-
-    def selective(self, steps: Any, A: Tensor | None, S: Tensor, M: Tensor) -> Result:
-        """As `selective.reference.run`; the visitor sees one head."""
+        """As `memory.chunked.run`, for any length."""
 
         def run(part: Any, S: Tensor, M: Tensor) -> Result:
-            y, S, M = selective_reference.run(part, A, S[:, 0], M[:, 0])
+            return run_sequences(memory_chunked.run, memory_chunked.chunk_length, part, S, M, None)
+
+        return self._run(steps, S, M, "q", run)
+
+    def selective(self, steps: Any, A: Tensor | None, S: Tensor, M: Tensor) -> Result:
+        """As `selective.chunked.run`, for any length; the visitor sees one head."""
+
+        def rows(part: Any, S: Tensor, M: Tensor) -> Result:
+            return selective_chunked.run(part, A, S, M)
+
+        def run(part: Any, S: Tensor, M: Tensor) -> Result:
+            y, S, M = run_sequences(rows, selective_chunked.chunk_length, part, S[:, 0], M[:, 0], None)
             return y, S[:, None], M[:, None]
 
         y, S, M = self._run(steps, S[:, None], M[:, None], "C", run)

@@ -15,7 +15,7 @@ from ..ops import Muon
 from .measure import best_seconds, threads
 from .suite import Row, table, write_record
 
-BATCH, PIXELS, CLASSES = 8, 224, 1000
+BATCH, CHANNELS, PIXELS, CLASSES = 8, 3, 224, 1000
 SCANS = ("muonssm::selective_native", "muonssm::selective_native_backward")  # as the profiler knows them
 
 
@@ -55,7 +55,7 @@ def share_of_scans(step: Callable[[], None]) -> float:
 def run(output: Path, rounds: int, thread_count: int) -> int:
     """Prints the table and writes vision.json into `output`."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(BATCH, 3, PIXELS, PIXELS, generator=generator)
+    x = torch.randn(BATCH, CHANNELS, PIXELS, PIXELS, generator=generator)
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
     with threads(thread_count):
         steps = {name: step_of(model, x, labels) for name, model in networks().items()}

@@ -80,11 +80,19 @@ class SegmentationConfig:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Attributes: hidden: channels of UperNet's decoder."""
+    """UperNet's.
+
+    Attributes:
+        hidden: channels.
+        balance: a class counts its share of the pixels to the power of minus this in the loss; 0 counts all alike.
+    """
 
     hidden: int = 512
+    balance: float = 0.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.balance, (bool, str)) or not 0 <= self.balance <= 1:
+            raise ValueError(f"balance is {self.balance!r}; it may be in [0, 1]")
         if isinstance(self.hidden, bool) or not isinstance(self.hidden, int) or self.hidden < 1:
             raise ValueError(f"hidden is {self.hidden!r}; it may be an integer >= 1")
 
@@ -123,7 +131,8 @@ class SegmentationTask(Task):
 
     def build_model(self, facts: dict[str, Any]) -> Segmenter:
         network = self.model.build(self.muon, 0, facts["channels"])
-        return Segmenter(network, len(facts["classes"]), self.decoder.hidden, facts["shares"])
+        decoder = self.decoder
+        return Segmenter(network, len(facts["classes"]), decoder.hidden, facts["shares"], decoder.balance)
 
     def collate(self, items: list[tuple[Tensor, Tensor]], training: bool) -> dict[str, Tensor]:
         """Images of different sizes are filled up to the largest; what is added has no label."""

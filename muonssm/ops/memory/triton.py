@@ -24,7 +24,7 @@ from ..rows import gamma_rows, widen
 from ..triton import config, support
 from .triton_kernels import common
 from .triton_kernels.gradients import scores, values
-from .triton_kernels.keys import keys
+from .triton_kernels.keys import gates, keys
 from .triton_kernels.output import output
 from .triton_kernels.prepare import prepare
 from .triton_kernels.states import backward_states, forward_states
@@ -40,6 +40,7 @@ KERNELS = {
     "memory_values": values,
     "memory_scores": scores,
     "memory_keys": keys,
+    "memory_gates": gates,
     "memory_step": step,
 }
 
@@ -234,7 +235,7 @@ def _memory_triton_backward(
     )  # fmt: skip
     if call.programs:
         kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "dG": call.scratch(C, C) if eta else None}
-        for name in ("memory_values", "memory_scores", "memory_keys"):
+        for name in ("memory_values", "memory_scores", "memory_keys", "memory_gates"):
             call.launch(name, call.programs, **kept, DGAMMA=dgamma)
     return out
 

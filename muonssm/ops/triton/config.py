@@ -31,7 +31,8 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_backward_states": {"any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 4), 256: Launch(16, 0, 4)}},
     "memory_values": {"any": {256: Launch(64, 64, 8)}},
     "memory_scores": {"any": {256: Launch(64, 64, 8)}},
-    "memory_keys": {"any": {256: Launch(64, 64, 8)}},
+    "memory_keys": {"any": {256: Launch(64, 32, 8)}},
+    "memory_gates": {"any": {256: Launch(64, 64, 4)}},
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 

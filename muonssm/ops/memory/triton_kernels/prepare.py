@@ -25,8 +25,10 @@ from .common import (
     NORM_V,
     SCALE,
     chunk_rows,
+    decay_vector,
     decays,
-    load_gates,
+    load_log_alpha,
+    load_log_gamma,
     load_rows,
     product,
     store_plane,
@@ -48,7 +50,8 @@ def prepare(
     h = base % H
     rows, live, start, last = chunk_rows(chunks, base // H, h, H)
     t = tl.arange(0, C)
-    alpha, gam = load_gates(log_alpha, gamma, rows, live, start, h, gamma_step, gamma_head, MOMENTUM)
+    la = load_log_alpha(log_alpha, rows, live)
+    lg = load_log_gamma(gamma, start, tl.arange(0, C), live, h, gamma_step, gamma_head)
     b = tl.load(beta + rows, mask=live, other=0.0)
     e = eta * b
 
@@ -75,19 +78,18 @@ def prepare(
     c = tl.where(live, write_scale(norm_k, norm_v, b, inside, outside, delta, STEPS), 0.0)
 
     # 2. Decays: between two steps, from the start to a step, and from a step to the end.
-    LA, LG, Cm = decays(alpha, gam, MOMENTUM, PRECISION)
-    A = tl.cumprod(alpha, axis=0)
-    Gam = tl.cumprod(gam, axis=0)
+    LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
+    A = decay_vector(la)
+    Gam = decay_vector(lg) if MOMENTUM else tl.zeros_like(A)
     g = tl.sum(LA * Gam[None, :], axis=1)
     LA_end = tl.sum(tl.where((t == last)[:, None], LA, 0.0), axis=0)
-    LG_end = tl.sum(tl.where((t == last)[:, None], LG, 0.0), axis=0)
     store_plane(vectors, base, SCALE, c)
     store_plane(vectors, base, A_, A)
     store_plane(vectors, base, G_, g)
     store_plane(vectors, base, GAM, Gam)
     store_plane(vectors, base, LA_END, LA_end)
-    store_plane(vectors, base, CM_END, tl.sum(LA_end[:, None] * LG, axis=0))
-    store_plane(vectors, base, LG_END, LG_end)
+    store_plane(vectors, base, CM_END, tl.sum(tl.where((t == last)[:, None], Cm, 0.0), axis=0))
+    store_plane(vectors, base, LG_END, tl.sum(tl.where((t == last)[:, None], LG, 0.0), axis=0))
     store_plane(vectors, base, ERASE_, e)
     if BACKWARD:
         store_plane(vectors, base, NORM_K, norm_k)
@@ -96,22 +98,28 @@ def prepare(
     # 3. The erase.
     if ERASE:
         below = t[:, None] > t[None, :]
-        T = unit_lower_inverse(tl.where(below, e[:, None] * LA * G, 0.0), PRECISION)
-        lost = tl.where(below, (Cm - LG) * G, 0.0) * (-e)[:, None] * c[None, :]
-        TL = tl.dot(T, lost, input_precision=PRECISION).to(OPERAND)
-        for j in range(0, d, BD):
-            column = j + tl.arange(0, BD)
-            store_tile(WU, base, C, t, d, column, product(TL, load_rows(v, rows, live, j, d, BD), OPERAND, PRECISION))
+        G = tl.where(below, e[:, None] * G, 0.0)
+        lost = (-c[None, :] * (Cm - LG) * G).to(OPERAND)
         if BACKWARD:
-            QT = tl.trans(tl.dot(LA * QK, T, input_precision=PRECISION)).to(OPERAND)
+            QK *= LA
+        T = unit_lower_inverse(LA * G, PRECISION).to(OPERAND)
+        TL = tl.dot(T, lost, input_precision=PRECISION)
+        for j in range(0, d, BD):
+            V = load_rows(v, rows, live, j, d, BD)
+            store_tile(WU, base, C, t, d, j + tl.arange(0, BD), product(TL, V, OPERAND, PRECISION))
+        if BACKWARD:
+            QT = tl.trans(product(QK, T, OPERAND, PRECISION)).to(OPERAND)
             for j in range(0, d, BD):
                 dY = load_rows(dy, rows, live, j, d, BD)
                 store_tile(RU, base, C, t, d, j + tl.arange(0, BD), product(QT, dY, OPERAND, PRECISION))
         for j in range(0, m, BM):
             column = j + tl.arange(0, BM)
             K = load_rows(k, rows, live, j, m, BM).to(tl.float32)
-            store_tile(WS, base, C, t, m, column, product(T, (-e * A)[:, None] * K, OPERAND, PRECISION))
+            X = (-e * A)[:, None] * K
+            store_tile(WS, base, C, t, m, column, product(T, X, OPERAND, PRECISION))
             if MOMENTUM:
-                store_tile(WM, base, C, t, m, column, product(T, (-e * (g - Gam))[:, None] * K, OPERAND, PRECISION))
+                X = (-e * (g - Gam))[:, None] * K
+                store_tile(WM, base, C, t, m, column, product(T, X, OPERAND, PRECISION))
             if BACKWARD:
-                store_tile(RS, base, C, t, m, column, product(tl.trans(T), LA_end[:, None] * K, OPERAND, PRECISION))
+                X = LA_end[:, None] * K
+                store_tile(RS, base, C, t, m, column, product(tl.trans(T), X, OPERAND, PRECISION))

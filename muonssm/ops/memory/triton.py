@@ -23,8 +23,9 @@ from ..config import Muon
 from ..rows import gamma_rows, widen
 from ..triton import config, support
 from .triton_kernels import common
+from .triton_kernels.gates import gates
 from .triton_kernels.gradients import scores, values
-from .triton_kernels.keys import gates, keys
+from .triton_kernels.keys import keys
 from .triton_kernels.output import output
 from .triton_kernels.prepare import prepare
 from .triton_kernels.states import backward_states, forward_states
@@ -234,7 +235,8 @@ def _memory_triton_backward(
         STATE=S0 is not None,
     )  # fmt: skip
     if call.programs:
-        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "dG": call.scratch(C, C) if eta else None}
+        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "by_read": call.scratch(C, C)}
+        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_LA", "by_lost")}
         for name in ("memory_values", "memory_scores", "memory_keys", "memory_gates"):
             call.launch(name, call.programs, **kept, DGAMMA=dgamma)
     return out

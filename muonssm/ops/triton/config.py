@@ -32,7 +32,7 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_values": {"any": {256: Launch(64, 64, 8)}},
     "memory_scores": {"any": {256: Launch(64, 64, 8)}},
     "memory_keys": {"any": {256: Launch(64, 32, 8)}},
-    "memory_gates": {"any": {256: Launch(64, 64, 4)}},
+    "memory_gates": {"any": {256: Launch(64, 64, 8)}},
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 C = tl.constexpr(64)
-PLANES = tl.constexpr(22)
+PLANES = tl.constexpr(20)
 
 SCALE = tl.constexpr(0)  # c, the scale of the write: u = c v
 A_ = tl.constexpr(1)  # A_t, what is left of S0 in S_t without erase
@@ -29,12 +29,10 @@ D_BETA = tl.constexpr(12)  # what the write's scale contributes to the gradient 
 D_LA_END = tl.constexpr(13)  # gradients of the above
 D_CM_END = tl.constexpr(14)
 D_LG_END = tl.constexpr(15)
-D_LOG_ALPHA = tl.constexpr(16)  # what the chunk's own products contribute to the gates' gradients
-D_GAMMA = tl.constexpr(17)
-D_ERASE = tl.constexpr(18)
-READ_S = tl.constexpr(19)  # q_t.(dY S0)_t, at the last step + <S0, dS1>
-READ_M = tl.constexpr(20)  # q_t.(dY M0)_t, at the last step + <M0, dS1>
-KEEP_M = tl.constexpr(21)  # at the last step <M0, dM1>
+D_ERASE = tl.constexpr(16)  # what the chunk's own products contribute to the gradient of e
+READ_S = tl.constexpr(17)  # q_t.(dY S0)_t, at the last step + <S0, dS1>
+READ_M = tl.constexpr(18)  # q_t.(dY M0)_t, at the last step + <M0, dS1>
+KEEP_M = tl.constexpr(19)  # at the last step <M0, dM1>
 FORGET_S = NORM_K  # k_t.(R S0)_t; the norms are not needed any more by then
 FORGET_M = NORM_V  # k_t.(R M0)_t
 

@@ -5,8 +5,9 @@ R is the gradient of the right-hand side of the system for W (see prepare.py), s
     dU = (Cm * Q K^T)^T dY + ((Cm - LG) * G)^T E + Cm[last,:] K dS1^T + LG[last,:] K dM1^T            `values`
     d(Q K^T) = LA * dY W^T + Cm * dY U^T,    dG = LA * E W^T + (Cm - LG) * E U^T  (strictly lower)    `scores`
 
-`scores` also finishes what the chunk's own products contribute to the gates. LA is a product of gates between two
-steps, so dlog_alpha_j sums LA dLA over all t >= j > s, and dgamma_j = (LG^T dLG LG^T)[j, j-1]: no gate is divided by.
+`scores` leaves the gradients of LA, Cm and LG for gates.py, in three parts:
+
+    by_LA = Q K^T * dY W^T + G * E W^T,   by_read = Q K^T * dY U^T,   by_lost = G * E U^T:   dCm = by_read + by_lost
 """
 
 from __future__ import annotations
@@ -23,17 +24,14 @@ from .common import (
     D_BETA,
     D_CM_END,
     D_ERASE,
-    D_GAMMA,
     D_LA_END,
     D_LG_END,
-    D_LOG_ALPHA,
     ERASE_,
     LG_END,
     NORM_K,
     NORM_V,
     SCALE,
     chunk_rows,
-    cumulate,
     decays,
     load_log_alpha,
     load_log_gamma,
@@ -110,58 +108,21 @@ def values(
 
 
 @triton.jit
-def spread(P, PRECISION: tl.constexpr):
-    """x_j = sum of P[t, s] over t >= j > s: what passes gate j."""
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    later = tl.where(s >= t, 1.0, 0.0)
-    return tl.sum(tl.where(s < t, tl.dot(later, P, input_precision=PRECISION), 0.0), axis=1)
-
-
-@triton.jit
 def scores(
-    q, k, v, log_alpha, gamma, dy, chunks, vectors, W, R, dQK, dG, H, gamma_step, gamma_head,
+    q, k, v, log_alpha, gamma, dy, chunks, vectors, W, R, dQK, dG, by_LA, by_read, by_lost, H, gamma_step, gamma_head,
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQK, dG + dG^T `[n, H, C, C]`, and in `vectors` what the chunk's own products leave for the gates' gradients."""
+    """dQK, dG + dG^T, by_LA, by_read, by_lost `[n, H, C, C]`, and in `vectors` what they contribute to the erase."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
-    rows, live, start, last = chunk_rows(chunks, base // H, h, H)
+    rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
     t = tl.arange(0, C)
     la = load_log_alpha(log_alpha, rows, live)
     lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
     LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
-    dLA = tl.zeros((C, C), dtype=tl.float32)
-    dCm = tl.zeros((C, C), dtype=tl.float32)
 
-    # 1. The system's right-hand side and matrix, through G. LG enters as -Cm does: dLG = -dCm, for the time being.
-    if ERASE:
-        for i in range(0, d, BD):
-            r = load_tile(R, base, C, t, d, i + tl.arange(0, BD))
-            w = load_tile(W, base, C, t, d, i + tl.arange(0, BD))
-            dLA += product(r, tl.trans(w), OPERAND, PRECISION)
-            dCm += product(r, tl.trans(load_rows(v, rows, live, i, d, BD)), OPERAND, PRECISION)
-        below = t[:, None] > t[None, :]
-        dLA = tl.where(below, dLA, 0.0)
-        dCm = tl.where(below, dCm * load_plane(vectors, base, SCALE)[None, :], 0.0)
-        X = LA * dLA + (Cm - LG) * dCm
-        G = tl.zeros((C, C), dtype=tl.float32)
-        for j in range(0, m, BM):
-            K = load_rows(k, rows, live, j, m, BM)
-            G += product(K, tl.trans(K), OPERAND, PRECISION)
-        store_plane(vectors, base, D_ERASE, -tl.sum(G * X, axis=1))
-        e = load_plane(vectors, base, ERASE_)
-        X = -e[:, None] * X
-        store_tile(dG, base, C, t, C, t, X + tl.trans(X))
-        G = -e[:, None] * G
-        dLA = G * dLA
-        dCm = G * dCm
-    if DGAMMA:
-        dLG = tl.where((t == last)[:, None], load_plane(vectors, base, D_LG_END)[None, :], 0.0) - dCm
-
-    # 2. The outputs, through Q K^T.
+    # 1. The outputs, through Q K^T.
     YW = tl.zeros((C, C), dtype=tl.float32)
     YU = tl.zeros((C, C), dtype=tl.float32)
     for i in range(0, d, BD):
@@ -170,29 +131,35 @@ def scores(
         if ERASE:
             w = load_tile(W, base, C, t, d, i + tl.arange(0, BD))
             YW += product(dY, tl.trans(w), OPERAND, PRECISION)
-    YU *= load_plane(vectors, base, SCALE)[None, :]
+    YU = tl.where(t[:, None] >= t[None, :], YU * load_plane(vectors, base, SCALE)[None, :], 0.0)
     store_tile(dQK, base, C, t, C, t, LA * YW + Cm * YU)
     QK = tl.zeros((C, C), dtype=tl.float32)
     for j in range(0, m, BM):
         K = tl.trans(load_rows(k, rows, live, j, m, BM))
         QK += product(load_rows(q, rows, live, j, m, BM), K, OPERAND, PRECISION)
-    dLA += QK * YW
-    dCm += tl.where(t[:, None] >= t[None, :], QK * YU, 0.0)
+    store_tile(by_read, base, C, t, C, t, QK * YU)
 
-    # 3. The gates: the last rows made the states, and Cm = LA LG.
-    dLA += tl.where((t == last)[:, None], load_plane(vectors, base, D_LA_END)[None, :], 0.0)
-    dCm += tl.where((t == last)[:, None], load_plane(vectors, base, D_CM_END)[None, :], 0.0)
-    if MOMENTUM:
-        dLA += tl.dot(dCm, tl.trans(LG), input_precision=PRECISION)
-    else:
-        dLA += dCm
-    store_plane(vectors, base, D_LOG_ALPHA, spread(LA * dLA, PRECISION))
-    if DGAMMA:
-        dLG += tl.dot(tl.trans(LA), dCm, input_precision=PRECISION)
-        X = tl.dot(tl.trans(LG), tl.where(t[:, None] >= t[None, :], dLG, 0.0), input_precision=PRECISION)
-        high, low, zeros = cumulate(lg)
-        before = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
-        high_before, low_before, zeros_before = cumulate(before)
-        shifted = tl.exp(tl.minimum((high_before[:, None] - high[None, :]) + (low_before[:, None] - low[None, :]), 0.0))
-        passed = (t[:, None] > t[None, :]) & (zeros_before[:, None] == zeros[None, :])  # LG[j - 1, s]
-        store_plane(vectors, base, D_GAMMA, tl.sum(tl.where(passed, X * shifted, 0.0), axis=1))
+    # 2. The system's right-hand side and matrix, through G.
+    if ERASE:
+        YW *= QK
+        RW = tl.zeros((C, C), dtype=tl.float32)
+        RU = tl.zeros((C, C), dtype=tl.float32)
+        for i in range(0, d, BD):
+            r = load_tile(R, base, C, t, d, i + tl.arange(0, BD))
+            w = load_tile(W, base, C, t, d, i + tl.arange(0, BD))
+            RW += product(r, tl.trans(w), OPERAND, PRECISION)
+            RU += product(r, tl.trans(load_rows(v, rows, live, i, d, BD)), OPERAND, PRECISION)
+        below = t[:, None] > t[None, :]
+        RW = tl.where(below, RW, 0.0)
+        RU = tl.where(below, RU * load_plane(vectors, base, SCALE)[None, :], 0.0)
+        G = tl.zeros((C, C), dtype=tl.float32)
+        for j in range(0, m, BM):
+            K = load_rows(k, rows, live, j, m, BM)
+            G += product(K, tl.trans(K), OPERAND, PRECISION)
+        e = load_plane(vectors, base, ERASE_)
+        store_tile(by_LA, base, C, t, C, t, YW - e[:, None] * G * RW)
+        store_tile(by_lost, base, C, t, C, t, -e[:, None] * G * RU)
+        X = LA * RW + (Cm - LG) * RU
+        store_plane(vectors, base, D_ERASE, -tl.sum(G * X, axis=1))
+        X = -e[:, None] * X
+        store_tile(dG, base, C, t, C, t, X + tl.trans(X))

@@ -1,8 +1,7 @@
-"""Last kernels of the backward pass: queries and keys, then values and gates.
+"""Gradients of queries and keys, with what the states contribute to them.
 
     dQ = A (dY S0) + g (dY M0) + dQK K
     dK = dQK^T Q + (dG + dG^T) K + (LA[last,:] W + Cm[last,:] U) dS1 + LG[last,:] U dM1 - e A (R S0) - e (g - Gam) (R M0)
-    dA_t = q_t.(dY S0)_t - e_t k_t.(R S0)_t,   at the last step + <S0, dS1>;    likewise dg and dGam
 
 Vectors are loaded where they are used, and again where they are used again: held across a loop they cost registers.
 """
@@ -15,13 +14,8 @@ import triton.language as tl
 from .common import (
     A_,
     BY_K,
-    BY_V,
     C,
     CM_END,
-    D_BETA,
-    D_ERASE,
-    D_GAMMA,
-    D_LOG_ALPHA,
     ERASE_,
     FORGET_M,
     FORGET_S,
@@ -34,10 +28,6 @@ from .common import (
     READ_S,
     SCALE,
     chunk_rows,
-    decay_matrix,
-    decay_vector,
-    load_log_alpha,
-    load_log_gamma,
     load_plane,
     load_rows,
     load_tile,
@@ -46,7 +36,6 @@ from .common import (
     store_plane,
     store_rows,
 )
-from .gradients import spread
 
 
 @triton.jit
@@ -121,45 +110,3 @@ def keys(
     store_plane(vectors, base, KEEP_M, tl.where(t == last, sum_MM, 0.0))
     store_plane(vectors, base, FORGET_S, rS)
     store_plane(vectors, base, FORGET_M, rM)
-
-
-@triton.jit
-def gates(
-    v, log_alpha, gamma, chunks, vectors, du, dv, dlog_alpha, dbeta, dgamma, H, gamma_step, gamma_head, eta,
-    d: tl.constexpr, BD: tl.constexpr, MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dv `[steps, H, d]`, through the write and through the norm in its scale, and the gates' gradients `[steps, H]`."""
-    base = tl.program_id(0).to(tl.int64)
-    h = base % H
-    rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
-    t = tl.arange(0, C)
-    for i in range(0, d, BD):
-        dV = load_plane(vectors, base, SCALE)[:, None] * load_tile(du, base, C, t, d, i + tl.arange(0, BD))
-        dV += load_plane(vectors, base, BY_V)[:, None] * load_rows(v, rows, live, i, d, BD)
-        store_rows(dv, rows, live, i, dV, d, BD)
-
-    # A_t is LA[t, s] with s before the chunk, so to speak; g = LA Gam.
-    e = load_plane(vectors, base, ERASE_)
-    A = load_plane(vectors, base, A_)
-    Gam = load_plane(vectors, base, GAM)
-    rS = load_plane(vectors, base, FORGET_S)
-    rM = load_plane(vectors, base, FORGET_M)
-    dA = load_plane(vectors, base, READ_S) - e * rS
-    dg = load_plane(vectors, base, READ_M) - e * rM
-    db = load_plane(vectors, base, D_BETA)
-    if ERASE:
-        db += eta * (load_plane(vectors, base, D_ERASE) - A * rS - (load_plane(vectors, base, G_) - Gam) * rM)
-    tl.store(dbeta + rows, db, mask=live)
-    da = load_plane(vectors, base, D_LOG_ALPHA) + tl.cumsum(A * dA, axis=0, reverse=True)
-    LA = decay_matrix(load_log_alpha(log_alpha, rows, live))
-    if MOMENTUM:
-        da += spread(LA * dg[:, None] * Gam[None, :], PRECISION)
-    tl.store(dlog_alpha + rows, da, mask=live)
-    if DGAMMA:
-        dGam = e * rM + load_plane(vectors, base, KEEP_M) + tl.sum(LA * dg[:, None], axis=0)
-        LG = decay_matrix(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
-        before = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
-        previous = decay_vector(before)  # Gam_{j-1}
-        dgam = load_plane(vectors, base, D_GAMMA) + previous * tl.sum(LG * dGam[:, None], axis=0)
-        tl.store(dgamma + rows, dgam, mask=live)

@@ -1,9 +1,9 @@
 """The memory recurrence by Triton kernels: the chunked form, forward and backward, and a single step for decoding.
 
 Inputs go in as they came: the kernels scale the writes, walk packed sequences by their bounds and mask unfilled chunks.
-A forward pass is three launches (prepare, states, output) and keeps nothing but its inputs; the backward pass
-recomputes prepare and states, then runs the states' gradients backwards, values, scores and keys. docs/gpu.md has the
-formulas, what is stored in between, and what it costs.
+A forward pass is four launches (measure, solve, states, output) and keeps nothing but its inputs; the backward pass
+repeats the first three, then runs the states' gradients backwards, values, scores, keys and gates. docs/gpu.md has what
+is stored in between, and what it costs.
 """
 
 from __future__ import annotations
@@ -23,27 +23,10 @@ from ..config import Muon
 from ..rows import gamma_rows, widen
 from ..triton import config, support
 from .triton_kernels import common
-from .triton_kernels.gates import gates
-from .triton_kernels.gradients import scores, values
-from .triton_kernels.keys import keys
-from .triton_kernels.output import output
-from .triton_kernels.prepare import prepare
-from .triton_kernels.states import backward_states, forward_states
-from .triton_kernels.step import step
+from .triton_kernels.ahead import KERNELS
 
 C = config.CHUNK
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-KERNELS = {
-    "memory_prepare": prepare,
-    "memory_states": forward_states,
-    "memory_output": output,
-    "memory_backward_states": backward_states,
-    "memory_values": values,
-    "memory_scores": scores,
-    "memory_keys": keys,
-    "memory_gates": gates,
-    "memory_step": step,
-}
 
 
 def run_fused(
@@ -152,7 +135,7 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def _states(
     call: _Call, S0: Tensor | None, M0: Tensor | None, S_end: Tensor | None, M_end: Tensor | None, dy: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """Both first kernels: fills S_end and M_end if given; returns what lies in between, for a backward pass with `dy`."""
+    """The first kernels: fills S_end and M_end if given; returns what lies in between, for a backward pass with `dy`."""
     chunks, first_chunk = call.tables
     N, H, d, m = call.sizes
     erase, backward = call.eta != 0.0, dy is not None
@@ -164,7 +147,9 @@ def _states(
         kept[name] = call.scratch(C, width) if needed else None
     kept |= {"S_all": call.scratch(m, d), "M_all": call.scratch(m, d) if call.momentum else None}
     if call.programs:
-        call.launch("memory_prepare", call.programs, **kept, WU=kept["W"], RU=kept["R"], dy=dy, BACKWARD=backward)
+        call.launch("memory_measure", call.programs, **kept)
+    if call.programs and erase:
+        call.launch("memory_solve", call.programs, **kept, WU=kept["W"], RU=kept["R"], dy=dy, BACKWARD=backward)
     call.launch(
         "memory_states", N * H, **kept, first_chunk=first_chunk, S0=S0, M0=M0, S_end=S_end, M_end=M_end,
         STATE=S0 is not None, ENDS=S_end is not None,

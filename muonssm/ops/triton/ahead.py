@@ -1,6 +1,6 @@
 """Kernels compiled ahead of time for a GPU that is not here, and what the compiler says of them.
 
-`compile_ahead(kernel, types, constants, target, launch)` gives a `Report`: registers, spills, shared memory, and from
+`compile_ahead(variant, target)` gives a `Report`: registers, spills, shared memory, and from
 these how many warps fit on a multiprocessor. Run in a process without TRITON_INTERPRET.
 """
 
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -85,20 +85,46 @@ class Report:
         return self.programs * self.warps / self.target.warps
 
 
-def compile_ahead(
-    kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], target: Target, launch: Launch
-) -> Report:
-    """Compiles `kernel`, whose arguments have Triton's `types` ("*bf16", "i32") or are `constants`."""
-    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if "*" in signature[name]}
-    given = {name: constants[name] for name in kernel.arg_names if name in constants}
+class Variant(NamedTuple):
+    """A kernel with Triton's types of its arguments ("*bf16", "i32"; a tuple where it takes one, None where it is
+    given none), its constants, and how it is launched."""
+
+    kernel: Any
+    types: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    launch: Launch
+
+
+def compile_ahead(variant: Variant, target: Target) -> Report:
+    """Compiles the kernel for the target and reads what came out."""
+    names = variant.kernel.arg_names
+    signature: dict[str, Any] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    aligned: dict[tuple[int, ...], Any] = {}
+
+    def declare(place: tuple[int, ...], kind: Any) -> Any:
+        if isinstance(kind, tuple):
+            kinds = [declare((*place, i), inner) for i, inner in enumerate(kind)]
+            return type(kind)(*kinds) if hasattr(kind, "_fields") else tuple(kinds)
+        if kind is None:
+            constants[place] = None
+            return "constexpr"
+        if "*" in kind:
+            aligned[place] = [["tt.divisibility", 16]]
+        return kind
+
+    for i, name in enumerate(names):
+        if name in variant.constants:
+            signature[name], constants[(i,)] = "constexpr", variant.constants[name]
+        else:
+            signature[name] = declare((i,), variant.types[name])
     compiled = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=aligned),
+        ASTSource(fn=variant.kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=target.gpu,
-        options={"num_warps": launch.warps, "num_stages": launch.stages},
+        options={"num_warps": variant.launch.warps, "num_stages": variant.launch.stages},
     )
     registers, spills = (_read_amd if target.is_amd else _read_nvidia)(compiled.asm, target)
-    return Report(target, launch.warps, registers, spills, compiled.metadata.shared)
+    return Report(target, variant.launch.warps, registers, spills, compiled.metadata.shared)
 
 
 def _read_amd(asm: Mapping[str, Any], target: Target) -> tuple[int, int]:

@@ -1,0 +1,147 @@
+"""What the kernels share: their arguments as tuples, where a program's steps lie, rows of inputs, and the gate."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+SEGMENT = 64  # steps between two checkpoints
+_SEGMENT = tl.constexpr(SEGMENT)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Inputs(NamedTuple):
+    """Per-step inputs in the dtypes they came in, and A `[D, N]`, or None for LongHorn's gate."""
+
+    x: Any
+    dt: Any
+    B: Any
+    C: Any
+    A: Any
+    gamma: Any  # float32
+    scale: Any  # float32
+
+
+class States(NamedTuple):
+    """S and M, float32: `[sequences, D, N]`, or one for each checkpoint or piece. Each may be None."""
+
+    S: Any
+    M: Any
+
+
+class Span(NamedTuple):
+    """How steps fall into sequences and pieces; never a reason to compile again."""
+
+    offsets: Any  # [sequences + 1], int64: where packed sequences begin; None for rows of equal length
+    length: Any  # steps of a row
+    piece: Any  # steps of a piece, a multiple of SEGMENT
+    pieces: Any  # of each sequence
+
+
+class Tile(NamedTuple):
+    """What a kernel is compiled for."""
+
+    D: int
+    N: int
+    BLOCK_D: int
+    BLOCK_N: int  # N or the next power of two
+    UNROLL: int  # steps whose inputs are loaded, and in the backward pass whose states are held, at once
+    GAMMA_STEP: int  # 0 where gamma is one number
+    MOMENTUM: bool  # False: gamma is 0, and M is the last write
+
+
+@triton.jit
+def lanes(TILE: tl.constexpr):
+    """The channels and states of this program, and which of them exist: d `[BLOCK_D]`, n `[BLOCK_N]`, masks."""
+    d = tl.program_id(1) * TILE.BLOCK_D + tl.arange(0, TILE.BLOCK_D)
+    n = tl.arange(0, TILE.BLOCK_N)
+    return d, n, d < TILE.D, n < TILE.N
+
+
+@triton.jit
+def steps_of(span):
+    """This program's sequence, its first step and end, and the number of its first checkpoint.
+
+    Checkpoints lie one behind the other with no table: a sequence that begins at step s has the first at s / 64 plus
+    its own number, which leaves room for every segment begun before it.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    sequence = program // span.pieces
+    if span.offsets is None:
+        start = sequence * span.length
+        end = start + span.length
+    else:
+        start = tl.load(span.offsets + sequence)
+        end = tl.load(span.offsets + sequence + 1)
+    before = (program % span.pieces) * span.piece
+    first = tl.minimum(start + before, end)
+    last = tl.minimum(first + span.piece, end)
+    return sequence, first, last, start // _SEGMENT + sequence + before // _SEGMENT
+
+
+@triton.jit
+def rows(pointer, t, columns, mask, WIDTH: tl.constexpr, COUNT: tl.constexpr):
+    """Rows t, t + 1, ... of a matrix `[T, WIDTH]` in float32, as a tuple: all loads are under way before the first use."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (tl.load(pointer + (t + i) * WIDTH + columns, mask=mask, other=0.0).to(tl.float32),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def numbers(pointer, t, STEP: tl.constexpr, COUNT: tl.constexpr):
+    """Entries t, t + 1, ... of a vector `[T]`, or its only entry where STEP is 0."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        found = found + (tl.load(pointer + (t + i) * STEP).to(tl.float32),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def load_tile(pointer, index, lane, TILE: tl.constexpr):
+    """Tile number `index` of `[..., D, N]`, zeros beyond its edge; all zeros where there is no such tensor."""
+    d, n, d_mask, n_mask = lane
+    if pointer is None:
+        return tl.zeros([TILE.BLOCK_D, TILE.BLOCK_N], tl.float32)
+    else:  # noqa: RET505  the compiler reads both ways otherwise
+        place = index * TILE.D * TILE.N + d[:, None] * TILE.N + n[None, :]
+        return tl.load(pointer + place, mask=d_mask[:, None] & n_mask[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_tile(pointer, index, value, lane, TILE: tl.constexpr):
+    """`value` as tile number `index` of `[..., D, N]`; nothing where there is no such tensor."""
+    d, n, d_mask, n_mask = lane
+    if pointer is not None:
+        place = index * TILE.D * TILE.N + d[:, None] * TILE.N + n[None, :]
+        tl.store(pointer + place, value, mask=d_mask[:, None] & n_mask[None, :])
+
+
+@triton.jit
+def load_A(pointer, lane, TILE: tl.constexpr):
+    """A log2(e), since the hardware's exponential is to base 2; None for LongHorn's gate."""
+    if pointer is None:
+        return None
+    else:  # noqa: RET505
+        return load_tile(pointer, 0, lane, TILE) * _LOG2_E
+
+
+@triton.jit
+def gate(dt, A, B):
+    """a `[BLOCK_D, BLOCK_N]`: exp(dt A), or 1 - dt B^2 where A is None. 1 for channels and states that do not exist."""
+    if A is None:
+        return 1.0 - dt[:, None] * (B * B)[None, :]
+    else:  # noqa: RET505
+        return tl.exp2(dt[:, None] * A)
+
+
+@triton.jit
+def next_momentum(M, gamma, u, B, TILE: tl.constexpr):
+    """M_t = gamma_t M_{t-1} + u_t B_t^T."""
+    write = u[:, None] * B[None, :]
+    if TILE.MOMENTUM:
+        return gamma * M + write
+    else:  # noqa: RET505
+        return write

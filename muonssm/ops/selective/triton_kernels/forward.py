@@ -1,0 +1,54 @@
+"""The recurrence forward: outputs, last states, and checkpoints for the backward pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .common import _SEGMENT, gate, lanes, load_A, load_tile, next_momentum, numbers, rows, steps_of, store_tile
+
+
+@triton.jit
+def advance(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
+    """S and M after steps t to t + COUNT - 1, whose outputs go to y (if there is a y)."""
+    d, n, d_mask, n_mask = lane
+    x = rows(inputs.x, t, d, d_mask, TILE.D, COUNT)
+    dt = rows(inputs.dt, t, d, d_mask, TILE.D, COUNT)
+    B = rows(inputs.B, t, n, n_mask, TILE.N, COUNT)
+    scale = numbers(inputs.scale, t, 1, COUNT)
+    gamma = numbers(inputs.gamma, t, TILE.GAMMA_STEP, COUNT)
+    if y is not None:
+        C = rows(inputs.C, t, n, n_mask, TILE.N, COUNT)
+    for i in tl.static_range(COUNT):
+        M = next_momentum(M, gamma[i], scale[i] * dt[i] * x[i], B[i], TILE)
+        S = gate(dt[i], A, B[i]) * S + M
+        if y is not None:
+            out = tl.sum(S * C[i][None, :], axis=1)
+            tl.store(y + (t + i) * TILE.D + d, out.to(y.dtype.element_ty), mask=d_mask)
+    return S, M
+
+
+@triton.jit(do_not_specialize=["span"])
+def forward(inputs, start, y, end, saved, span, TILE: tl.constexpr):
+    """y `[T, D]`, the last states, and with `saved` the states before every segment. Grid: pieces, blocks of channels.
+
+    `start` and `end` hold one S and M for each piece; `saved.M` may be None where there is no momentum.
+    """
+    lane = lanes(TILE)
+    _, first, last, checkpoint = steps_of(span)
+    A = load_A(inputs.A, lane, TILE)
+    piece = tl.program_id(0).to(tl.int64)
+    S = load_tile(start.S, piece, lane, TILE)
+    M = load_tile(start.M, piece, lane, TILE)
+    for t in range(first, last, _SEGMENT):
+        store_tile(saved.S, checkpoint, S, lane, TILE)
+        store_tile(saved.M, checkpoint, M, lane, TILE)
+        checkpoint += 1
+        stop = tl.minimum(t + _SEGMENT, last)
+        whole = t + (stop - t) // TILE.UNROLL * TILE.UNROLL
+        for s in range(t, whole, TILE.UNROLL):
+            S, M = advance(inputs, y, s, S, M, A, lane, TILE, TILE.UNROLL)
+        for s in range(whole, stop):
+            S, M = advance(inputs, y, s, S, M, A, lane, TILE, 1)
+    store_tile(end.S, piece, S, lane, TILE)
+    store_tile(end.M, piece, M, lane, TILE)

@@ -1,0 +1,41 @@
+"""How every kernel is cut and launched, by architecture and head size: the one table, and nothing is tuned at run time.
+
+A launch depends on the kernel, the architecture and the head sizes, never on lengths or batch: new lengths compile
+nothing new. The figures behind the table (registers, shared memory, occupancy) are in docs/gpu.md, and a test holds
+that none of them spills.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CHUNK = 64  # steps in a chunk of `muon_memory`
+LARGEST = 256  # key dimension (memory), states of a channel (selective)
+
+
+class Launch(NamedTuple):
+    """One kernel's cut. `BD`: value columns, or channels, of a program or of one turn of its loop. `BM`: key columns
+    of a turn. `warps`, `stages`: Triton's num_warps and num_stages."""
+
+    BD: int
+    BM: int
+    warps: int
+    stages: int = 1
+
+
+# kernel: architecture: largest head size: launch. "any" is for architectures without a row of their own.
+TABLE: dict[str, dict[str, dict[int, Launch]]] = {
+    "memory_prepare": {"any": {64: Launch(64, 64, 4), 256: Launch(64, 64, 8)}},
+}
+
+
+def launch(kernel: str, size: int, architecture: str) -> Launch:
+    """The table's row for a kernel at a head size (the larger of key and value dimension, or the states)."""
+    by_size = TABLE[kernel].get(architecture, TABLE[kernel]["any"])
+    largest = max(by_size)
+    return by_size[min((s for s in by_size if s >= size), default=largest)]
+
+
+def padded(size: int) -> int:
+    """The next power of two, at least 16: what a tile of matrix units takes."""
+    return max(16, 1 << (size - 1).bit_length())

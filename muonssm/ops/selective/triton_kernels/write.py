@@ -1,0 +1,181 @@
+"""The scale of each step's write, whose norm goes over all channels, and the way back through it. One program a step.
+
+    v_t = dt_t x_t,   sigma = inside |v| |B|,   s = sigma / max(sigma, delta)
+    c_t = outside inside gain(s) / max(sigma, delta),   s gain(s) = rho applied STEPS times to s
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from ...normalization import A as _COEFFICIENT_A
+from ...normalization import B as _COEFFICIENT_B
+from ...normalization import C as _COEFFICIENT_C
+
+_A, _B, _C = tl.constexpr(_COEFFICIENT_A), tl.constexpr(_COEFFICIENT_B), tl.constexpr(_COEFFICIENT_C)
+
+
+class Write(NamedTuple):
+    """The write of a `Muon`, as numbers a kernel is compiled for."""
+
+    STEPS: int  # of Newton-Schulz; 0 for the division alone, -1 for no normalisation
+    INSIDE: float  # tau inside the normalisation
+    OUTSIDE: float  # tau outside it
+    DELTA: float
+
+
+class Norms(NamedTuple):
+    """Of each step, float32 `[T]`."""
+
+    scale: Any
+    v: Any
+    B: Any
+
+
+class Rows(NamedTuple):
+    """What a step's gradients are finished in, in the dtypes of the inputs; `dgamma` float32 `[T]`, or None."""
+
+    dx: Any
+    ddt: Any
+    dB: Any
+    dC: Any
+    dgamma: Any
+
+
+class Shape(NamedTuple):
+    """What the kernels here are compiled for."""
+
+    D: int
+    N: int
+    BLOCK_D: int  # channels of a turn
+    BLOCK_N: int
+    BLOCKS: int  # parts in which sums over channels come
+    BLOCK_PARTS: int  # parts of a turn
+
+
+@triton.jit
+def gain_and_slope(s, STEPS: tl.constexpr):
+    """rho^STEPS(s) / s and its derivative."""
+    gain = s * 0.0 + 1.0
+    slope = s * 0.0
+    for _ in tl.static_range(STEPS):
+        root = gain * s
+        square = root * root
+        factor = _A + square * (_B + square * _C)
+        factor_slope = 2.0 * root * (slope * s + gain) * (_B + 2.0 * square * _C)
+        slope = slope * factor + gain * factor_slope
+        gain = gain * factor
+    return gain, slope
+
+
+@triton.jit
+def scale_and_slope(v_norm, B_norm, WRITE: tl.constexpr):
+    """c and its derivative in sigma."""
+    sigma = WRITE.INSIDE * v_norm * B_norm
+    floor = tl.maximum(sigma, WRITE.DELTA)
+    gain, slope = gain_and_slope(sigma / floor, WRITE.STEPS)
+    scale = WRITE.OUTSIDE * WRITE.INSIDE * gain / floor
+    above = -scale / floor  # s is 1 there, whatever sigma
+    below = WRITE.OUTSIDE * WRITE.INSIDE * slope / floor / floor
+    return scale, tl.where(sigma >= WRITE.DELTA, above, below)
+
+
+@triton.jit
+def value_norm(x, dt, t, SHAPE: tl.constexpr):
+    """|dt_t x_t| over all channels, in units of the largest entry so far, so that no square overflows."""
+    largest = t * 0.0 + 1e-38
+    total = largest * 0.0
+    for first in range(0, SHAPE.D, SHAPE.BLOCK_D):
+        d = first + tl.arange(0, SHAPE.BLOCK_D)
+        mask = d < SHAPE.D
+        v = tl.load(x + t * SHAPE.D + d, mask=mask, other=0.0).to(tl.float32)
+        v *= tl.load(dt + t * SHAPE.D + d, mask=mask, other=0.0).to(tl.float32)
+        now = tl.maximum(largest, tl.max(tl.abs(v), axis=0))
+        ratio, part = largest / now, v / now
+        total = total * ratio * ratio + tl.sum(part * part, axis=0)
+        largest = now
+    return largest * tl.sqrt(total)
+
+
+@triton.jit
+def vector_norm(v):
+    """|v|, in units of its largest entry."""
+    largest = tl.maximum(tl.max(tl.abs(v), axis=0), 1e-38)
+    part = v / largest
+    return largest * tl.sqrt(tl.sum(part * part, axis=0))
+
+
+@triton.jit
+def write_scales(x, dt, B, norms, SHAPE: tl.constexpr, WRITE: tl.constexpr):
+    """The scale of every step's write, and the two norms it came from. Grid: steps."""
+    t = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, SHAPE.BLOCK_N)
+    v_norm = value_norm(x, dt, t, SHAPE)
+    B_norm = vector_norm(tl.load(B + t * SHAPE.N + n, mask=n < SHAPE.N, other=0.0).to(tl.float32))
+    scale, _ = scale_and_slope(v_norm, B_norm, WRITE)
+    tl.store(norms.scale + t, scale)
+    tl.store(norms.v + t, v_norm)
+    tl.store(norms.B + t, B_norm)
+
+
+@triton.jit
+def narrow(value, pointer):
+    """`value` in the dtype of `pointer`; float16 saturates, since infinity times a zero mask is NaN further up."""
+    if pointer.dtype.element_ty == tl.float16:
+        value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
+    return value.to(pointer.dtype.element_ty)
+
+
+@triton.jit
+def sum_of_numbers(parts, t, SHAPE: tl.constexpr):
+    """The sum of `[T, BLOCKS]` over the blocks of channels, at step t."""
+    total = tl.zeros([SHAPE.BLOCK_PARTS], tl.float32)
+    for first in range(0, SHAPE.BLOCKS, SHAPE.BLOCK_PARTS):
+        i = first + tl.arange(0, SHAPE.BLOCK_PARTS)
+        total += tl.load(parts + t * SHAPE.BLOCKS + i, mask=i < SHAPE.BLOCKS, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def sum_of_rows(parts, t, SHAPE: tl.constexpr):
+    """The sum of `[T, BLOCKS, N]` over the blocks of channels, at step t."""
+    n = tl.arange(0, SHAPE.BLOCK_N)
+    total = tl.zeros([SHAPE.BLOCK_PARTS, SHAPE.BLOCK_N], tl.float32)
+    for first in range(0, SHAPE.BLOCKS, SHAPE.BLOCK_PARTS):
+        i = first + tl.arange(0, SHAPE.BLOCK_PARTS)
+        place = (t * SHAPE.BLOCKS + i[:, None]) * SHAPE.N + n[None, :]
+        total += tl.load(parts + place, mask=(i < SHAPE.BLOCKS)[:, None] & (n < SHAPE.N)[None, :], other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def finish(inputs, norms, parts, out, SHAPE: tl.constexpr, WRITE: tl.constexpr):
+    """Gradients of x, dt, B, C and gamma from what `backward` left, through u = c dt x and through c. Grid: steps."""
+    t = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, SHAPE.BLOCK_N)
+    dB = sum_of_rows(parts.dB, t, SHAPE)
+    scale = tl.load(norms.scale + t)
+    radial = scale * 0.0  # the gradient of |v|, over |v|
+    if WRITE.STEPS >= 0:
+        v_norm, B_norm = tl.load(norms.v + t), tl.load(norms.B + t)
+        _, slope = scale_and_slope(v_norm, B_norm, WRITE)
+        dsigma = WRITE.INSIDE * slope * sum_of_numbers(parts.dscale, t, SHAPE)
+        B = tl.load(inputs.B + t * SHAPE.N + n, mask=n < SHAPE.N, other=0.0).to(tl.float32)
+        dB += tl.where(B_norm > 0, dsigma * v_norm * (B / B_norm), 0.0)
+        radial = tl.where(v_norm > 0, dsigma * B_norm / v_norm, 0.0)
+    tl.store(out.dB + t * SHAPE.N + n, narrow(dB, out.dB), mask=n < SHAPE.N)
+    tl.store(out.dC + t * SHAPE.N + n, narrow(sum_of_rows(parts.dC, t, SHAPE), out.dC), mask=n < SHAPE.N)
+    if out.dgamma is not None:
+        tl.store(out.dgamma + t, sum_of_numbers(parts.dgamma, t, SHAPE))
+    for first in range(0, SHAPE.D, SHAPE.BLOCK_D):
+        d = first + tl.arange(0, SHAPE.BLOCK_D)
+        place, mask = t * SHAPE.D + d, d < SHAPE.D
+        x = tl.load(inputs.x + place, mask=mask, other=0.0).to(tl.float32)
+        dt = tl.load(inputs.dt + place, mask=mask, other=0.0).to(tl.float32)
+        dv = scale * tl.load(parts.du + place, mask=mask, other=0.0) + radial * (dt * x)
+        ddt = tl.load(parts.ddt + place, mask=mask, other=0.0) + dv * x
+        tl.store(out.dx + place, narrow(dv * dt, out.dx), mask=mask)
+        tl.store(out.ddt + place, narrow(ddt, out.ddt), mask=mask)

@@ -21,11 +21,27 @@ class Launch(NamedTuple):
     BM: int
     warps: int
     stages: int = 1
+    steps: int = 1  # of the selective scan whose inputs are loaded, and in its backward pass whose states held, at once
 
 
 # kernel: architecture: largest head size: launch. "any" is for architectures without a row of their own.
 TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_prepare": {"any": {64: Launch(64, 64, 4), 256: Launch(64, 64, 8)}},
+}
+
+# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. BD times
+# the states is 512 numbers each of S and M, 16 a lane; in the backward pass, which holds several steps' states, half.
+TABLE |= {
+    "selective_forward": {
+        "any": {16: Launch(32, 0, 1, steps=4), 32: Launch(16, 0, 1, steps=4), 64: Launch(8, 0, 1, steps=4)}
+        | {128: Launch(4, 0, 1, steps=4), 256: Launch(2, 0, 1, steps=4)},
+    },
+    "selective_backward": {
+        "any": {16: Launch(16, 0, 1, steps=4), 32: Launch(8, 0, 1, steps=4), 64: Launch(4, 0, 1, steps=4)}
+        | {128: Launch(2, 0, 1, steps=4), 256: Launch(1, 0, 1, steps=4)},
+    },
+    "selective_step": {"any": {16: Launch(64, 0, 4), 64: Launch(16, 0, 4), 256: Launch(4, 0, 4)}},
+    "selective_rows": {"any": {256: Launch(1024, 0, 4)}},
 }
 
 

@@ -89,7 +89,7 @@ def write_gradients(inputs, out, t, step, da, A, lane, TILE: tl.constexpr):
     dM, x, dt, B, dC = step
     du = tl.sum(dM * B[None, :], axis=1)
     v = dt * x
-    dB = tl.sum(dM * v[:, None], axis=0) * numbers(inputs.scale, t, 1, 1)[0]
+    dB = tl.sum(dM * v[:, None], axis=0) * numbers(inputs.scale, t, TILE.SCALE_STEP, 1)[0]
     if A is None:  # a = 1 - dt B^2
         ddt = -tl.sum(da * (B * B)[None, :], axis=1)
         dB -= 2.0 * B * tl.sum(da * dt[:, None], axis=0)

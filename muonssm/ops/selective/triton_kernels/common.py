@@ -49,6 +49,7 @@ class Tile(NamedTuple):
     BLOCK_N: int  # N or the next power of two
     UNROLL: int  # steps whose inputs are loaded, and in the backward pass whose states are held, at once
     GAMMA_STEP: int  # 0 where gamma is one number
+    SCALE_STEP: int  # 0 where the scale is
     MOMENTUM: bool  # False: gamma is 0, and M is the last write
 
 

@@ -15,7 +15,7 @@ def advance(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr
     x = rows(inputs.x, t, d, d_mask, TILE.D, COUNT)
     dt = rows(inputs.dt, t, d, d_mask, TILE.D, COUNT)
     B = rows(inputs.B, t, n, n_mask, TILE.N, COUNT)
-    scale = numbers(inputs.scale, t, 1, COUNT)
+    scale = numbers(inputs.scale, t, TILE.SCALE_STEP, COUNT)
     gamma = numbers(inputs.gamma, t, TILE.GAMMA_STEP, COUNT)
     if y is not None:
         C = rows(inputs.C, t, n, n_mask, TILE.N, COUNT)

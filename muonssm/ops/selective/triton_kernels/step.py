@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .common import gate, lanes, load_A, load_tile, next_momentum, numbers, rows, store_tile
-from .write import narrow, scale_and_slope, value_norm, vector_norm
+from .write import scale_and_slope, value_norm, vector_norm
 
 
 @triton.jit
@@ -32,4 +32,4 @@ def step(inputs, before, y, after, TILE: tl.constexpr, SHAPE: tl.constexpr, WRIT
     S = gate(dt, load_A(inputs.A, lane, TILE), B) * load_tile(before.S, t, lane, TILE) + M
     store_tile(after.M, t, M, lane, TILE)
     store_tile(after.S, t, S, lane, TILE)
-    tl.store(y + t * TILE.D + d, narrow(tl.sum(S * C[None, :], axis=1), y), mask=d_mask)
+    tl.store(y + t * TILE.D + d, tl.sum(S * C[None, :], axis=1).to(y.dtype.element_ty), mask=d_mask)

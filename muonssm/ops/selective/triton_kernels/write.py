@@ -157,7 +157,7 @@ def finish(inputs, norms, parts, out, SHAPE: tl.constexpr, WRITE: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SHAPE.BLOCK_N)
     dB = sum_of_rows(parts.dB, t, SHAPE)
-    scale = tl.load(norms.scale + t)
+    scale = tl.load(norms.scale + (t if WRITE.STEPS >= 0 else 0))
     radial = scale * 0.0  # the gradient of |v|, over |v|
     if WRITE.STEPS >= 0:
         v_norm, B_norm = tl.load(norms.v + t), tl.load(norms.B + t)

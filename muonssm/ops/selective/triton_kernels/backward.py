@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .common import _SEGMENT, gate, lanes, load_A, load_tile, next_momentum, numbers, rows, steps_of, store_tile
-from .forward import advance
+from .common import _SEGMENT, advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -39,69 +38,51 @@ def scratch_tiles(unroll: int, segment: int = 64) -> int:
 
 
 @triton.jit
-def states_between(inputs, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """S and M before step t and after each of COUNT steps, as two tuples of COUNT + 1."""
-    d, n, d_mask, n_mask = lane
-    all_S, all_M = (S,), (M,)
-    for i in tl.static_range(COUNT):
-        S, M = advance(inputs, None, t + i, S, M, A, lane, TILE, 1)
-        all_S, all_M = all_S + (S,), all_M + (M,)  # noqa: RUF005
-    return all_S, all_M
+def skip(inputs, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
+    """S and M after steps t to t + COUNT - 1."""
+    S, M, _ = advance(load_steps(inputs, t, lane, TILE, COUNT), S, M, A, TILE, COUNT)
+    return S[COUNT], M[COUNT]
 
 
 @triton.jit
 def retreat(inputs, dy, out, t, states, adjoints, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
     """The adjoints before steps t to t + COUNT - 1, from those after them and the states before step t."""
     d, n, d_mask, n_mask = lane
-    S, M = states_between(inputs, t, states[0], states[1], A, lane, TILE, COUNT)
+    steps = load_steps(inputs, t, lane, TILE, COUNT)
+    all_dt, all_v, all_scale, all_gamma, all_B, all_C = steps
+    S, M, a = advance(steps, states[0], states[1], A, TILE, COUNT)
     dS, dM, dA = adjoints
-    for j in tl.static_range(COUNT):
-        i = COUNT - 1 - j
+    for i in tl.static_range(COUNT - 1, -1, -1):
         now = t + i
-        x = rows(inputs.x, now, d, d_mask, TILE.D, 1)[0]
-        dt = rows(inputs.dt, now, d, d_mask, TILE.D, 1)[0]
-        g = rows(dy, now, d, d_mask, TILE.D, 1)[0]
-        B = rows(inputs.B, now, n, n_mask, TILE.N, 1)[0]
-        C = rows(inputs.C, now, n, n_mask, TILE.N, 1)[0]
-        dS += g[:, None] * C[None, :]
+        part = now * tl.num_programs(1) + tl.program_id(1)
+        dt, v, B = all_dt[i], all_v[i], all_B[i]
+        g = tl.load(dy + now * TILE.D + d, mask=d_mask, other=0.0).to(tl.float32)
+        dS += g[:, None] * all_C[i][None, :]
         dM += dS
-        dC = tl.sum(S[i + 1] * g[:, None], axis=0)
+        tl.store(out.dC + part * TILE.N + n, tl.sum(S[i + 1] * g[:, None], axis=0), mask=n_mask)
+        du = tl.sum(dM * B[None, :], axis=1)
+        dB = tl.sum(dM * v[:, None], axis=0) * all_scale[i]
+        if out.dscale is not None:
+            tl.store(out.dscale + part, tl.sum(du * v, axis=0))
+        if out.dgamma is not None:
+            tl.store(out.dgamma + part, tl.sum(dM * M[i]))
+        da = dS * S[i]
+        if A is None:  # a = 1 - dt B^2
+            ddt = -tl.sum(da * (B * B)[None, :], axis=1)
+            dB -= 2.0 * B * tl.sum(da * dt[:, None], axis=0)
+        else:  # a = 2^(dt A)
+            da *= a[i]
+            ddt = tl.sum(da * A, axis=1) * _LN_2
+            dA += da * dt[:, None]
+        tl.store(out.du + now * TILE.D + d, du, mask=d_mask)
+        tl.store(out.ddt + now * TILE.D + d, ddt, mask=d_mask)
+        tl.store(out.dB + part * TILE.N + n, dB, mask=n_mask)
+        dS = a[i] * dS
         if TILE.MOMENTUM:
-            if out.dgamma is not None:
-                part = now * tl.num_programs(1) + tl.program_id(1)
-                tl.store(out.dgamma + part, tl.sum(tl.sum(dM * M[i], axis=1), axis=0))
-        write_gradients(inputs, out, now, (dM, x, dt, B, dC), dS * S[i], A, lane, TILE)
-        a = gate(dt, A, B)
-        if A is not None:
-            dA += dS * S[i] * a * dt[:, None]
-        dS = a * dS
-        if TILE.MOMENTUM:
-            dM = dM * numbers(inputs.gamma, now, TILE.GAMMA_STEP, 1)[0]
+            dM = all_gamma[i] * dM
         else:
-            dM = tl.zeros_like(dM)
+            dM = dM * 0.0
     return dS, dM, dA
-
-
-@triton.jit
-def write_gradients(inputs, out, t, step, da, A, lane, TILE: tl.constexpr):
-    """What step t contributes to every gradient but gamma's and A's; `da` is the gradient of its gate."""
-    d, n, d_mask, n_mask = lane
-    dM, x, dt, B, dC = step
-    du = tl.sum(dM * B[None, :], axis=1)
-    v = dt * x
-    dB = tl.sum(dM * v[:, None], axis=0) * numbers(inputs.scale, t, TILE.SCALE_STEP, 1)[0]
-    if A is None:  # a = 1 - dt B^2
-        ddt = -tl.sum(da * (B * B)[None, :], axis=1)
-        dB -= 2.0 * B * tl.sum(da * dt[:, None], axis=0)
-    else:  # a = exp2(dt A)
-        ddt = tl.sum(da * gate(dt, A, B) * A, axis=1) * _LN_2
-    part = t * tl.num_programs(1) + tl.program_id(1)
-    tl.store(out.du + t * TILE.D + d, du, mask=d_mask)
-    tl.store(out.ddt + t * TILE.D + d, ddt, mask=d_mask)
-    tl.store(out.dB + part * TILE.N + n, dB, mask=n_mask)
-    tl.store(out.dC + part * TILE.N + n, dC, mask=n_mask)
-    if out.dscale is not None:
-        tl.store(out.dscale + part, tl.sum(du * v, axis=0))
 
 
 @triton.jit(do_not_specialize=["span"])
@@ -131,11 +112,11 @@ def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constex
         for i in range(runs):
             store_tile(scratch.S, slot + i, S, lane, TILE)
             store_tile(scratch.M, slot + i, M, lane, TILE)
-            S, M = advance(inputs, None, t + i * TILE.UNROLL, S, M, A, lane, TILE, TILE.UNROLL)
+            S, M = skip(inputs, t + i * TILE.UNROLL, S, M, A, lane, TILE, TILE.UNROLL)
         for i in range(stop - whole):
             store_tile(scratch.S, slot + runs + i, S, lane, TILE)
             store_tile(scratch.M, slot + runs + i, M, lane, TILE)
-            S, M = advance(inputs, None, whole + i, S, M, A, lane, TILE, 1)
+            S, M = skip(inputs, whole + i, S, M, A, lane, TILE, 1)
         tl.debug_barrier()
         for j in range(stop - whole):
             i = stop - whole - 1 - j

@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
     C: Any
     A: Any
     gamma: Any  # float32
-    scale: Any  # float32
+    scale: Any  # float32; None where a kernel finds it by itself
 
 
 class States(NamedTuple):
@@ -83,21 +83,25 @@ def steps_of(span):
 
 
 @triton.jit
-def rows(pointer, t, columns, mask, WIDTH: tl.constexpr, COUNT: tl.constexpr):
-    """Rows t, t + 1, ... of a matrix `[T, WIDTH]` in float32, as a tuple: all loads are under way before the first use."""
-    found = ()
-    for i in tl.static_range(COUNT):
-        found = found + (tl.load(pointer + (t + i) * WIDTH + columns, mask=mask, other=0.0).to(tl.float32),)  # noqa: RUF005
-    return found
+def load_steps(inputs, t, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
+    """dt, v = dt x, scale, gamma, B, C of steps t to t + COUNT - 1 in float32, each a tuple with one entry a step.
 
-
-@triton.jit
-def numbers(pointer, t, STEP: tl.constexpr, COUNT: tl.constexpr):
-    """Entries t, t + 1, ... of a vector `[T]`, or its only entry where STEP is 0."""
-    found = ()
+    All loads are under way before the first is used. What a caller does not use, the compiler does not load.
+    """
+    d, n, d_mask, n_mask = lane
+    all_dt, all_v, all_scale, all_gamma, all_B, all_C = (), (), (), (), (), ()
     for i in tl.static_range(COUNT):
-        found = found + (tl.load(pointer + (t + i) * STEP).to(tl.float32),)  # noqa: RUF005
-    return found
+        now = t + i
+        x = tl.load(inputs.x + now * TILE.D + d, mask=d_mask, other=0.0).to(tl.float32)
+        dt = tl.load(inputs.dt + now * TILE.D + d, mask=d_mask, other=0.0).to(tl.float32)
+        all_dt = all_dt + (dt,)
+        all_v = all_v + (dt * x,)
+        if inputs.scale is not None:
+            all_scale = all_scale + (tl.load(inputs.scale + now * TILE.SCALE_STEP),)
+        all_gamma = all_gamma + (tl.load(inputs.gamma + now * TILE.GAMMA_STEP),)
+        all_B = all_B + (tl.load(inputs.B + now * TILE.N + n, mask=n_mask, other=0.0).to(tl.float32),)
+        all_C = all_C + (tl.load(inputs.C + now * TILE.N + n, mask=n_mask, other=0.0).to(tl.float32),)
+    return all_dt, all_v, all_scale, all_gamma, all_B, all_C
 
 
 @triton.jit
@@ -130,19 +134,23 @@ def load_A(pointer, lane, TILE: tl.constexpr):
 
 
 @triton.jit
-def gate(dt, A, B):
-    """a `[BLOCK_D, BLOCK_N]`: exp(dt A), or 1 - dt B^2 where A is None. 1 for channels and states that do not exist."""
-    if A is None:
-        return 1.0 - dt[:, None] * (B * B)[None, :]
-    else:  # noqa: RET505
-        return tl.exp2(dt[:, None] * A)
+def advance(steps, S, M, A, TILE: tl.constexpr, COUNT: tl.constexpr):
+    """S and M before the first of COUNT steps and after each of them, and the gates: tuples of COUNT + 1, and COUNT.
 
-
-@triton.jit
-def next_momentum(M, gamma, u, B, TILE: tl.constexpr):
-    """M_t = gamma_t M_{t-1} + u_t B_t^T."""
-    write = u[:, None] * B[None, :]
-    if TILE.MOMENTUM:
-        return gamma * M + write
-    else:  # noqa: RET505
-        return write
+    Channels and states that do not exist have gate 1 and write 0.
+    """
+    dt, v, scale, gamma, B, _ = steps
+    all_S, all_M, all_a = (S,), (M,), ()
+    for i in tl.static_range(COUNT):
+        write = (scale[i] * v[i])[:, None] * B[i][None, :]
+        if TILE.MOMENTUM:
+            M = gamma[i] * M + write
+        else:
+            M = write
+        if A is None:
+            a = 1.0 - dt[i][:, None] * (B[i] * B[i])[None, :]
+        else:
+            a = tl.exp2(dt[i][:, None] * A)
+        S = a * S + M
+        all_S, all_M, all_a = all_S + (S,), all_M + (M,), all_a + (a,)
+    return all_S, all_M, all_a

@@ -5,27 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import _SEGMENT, gate, lanes, load_A, load_tile, next_momentum, numbers, rows, steps_of, store_tile
+from .common import _SEGMENT, advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
 
 
 @triton.jit
-def advance(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """S and M after steps t to t + COUNT - 1, whose outputs go to y (if there is a y)."""
-    d, n, d_mask, n_mask = lane
-    x = rows(inputs.x, t, d, d_mask, TILE.D, COUNT)
-    dt = rows(inputs.dt, t, d, d_mask, TILE.D, COUNT)
-    B = rows(inputs.B, t, n, n_mask, TILE.N, COUNT)
-    scale = numbers(inputs.scale, t, TILE.SCALE_STEP, COUNT)
-    gamma = numbers(inputs.gamma, t, TILE.GAMMA_STEP, COUNT)
-    if y is not None:
-        C = rows(inputs.C, t, n, n_mask, TILE.N, COUNT)
+def read(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
+    """S and M after steps t to t + COUNT - 1, whose outputs go to y."""
+    steps = load_steps(inputs, t, lane, TILE, COUNT)
+    S, M, _ = advance(steps, S, M, A, TILE, COUNT)
+    d, _, d_mask, _ = lane
     for i in tl.static_range(COUNT):
-        M = next_momentum(M, gamma[i], scale[i] * dt[i] * x[i], B[i], TILE)
-        S = gate(dt[i], A, B[i]) * S + M
-        if y is not None:
-            out = tl.sum(S * C[i][None, :], axis=1)
-            tl.store(y + (t + i) * TILE.D + d, out.to(y.dtype.element_ty), mask=d_mask)
-    return S, M
+        out = tl.sum(S[i + 1] * steps[5][i][None, :], axis=1)
+        tl.store(y + (t + i) * TILE.D + d, out.to(y.dtype.element_ty), mask=d_mask)
+    return S[COUNT], M[COUNT]
 
 
 @triton.jit(do_not_specialize=["span"])
@@ -47,8 +39,8 @@ def forward(inputs, start, y, end, saved, span, TILE: tl.constexpr):
         stop = tl.minimum(t + _SEGMENT, last)
         whole = t + (stop - t) // TILE.UNROLL * TILE.UNROLL
         for s in range(t, whole, TILE.UNROLL):
-            S, M = advance(inputs, y, s, S, M, A, lane, TILE, TILE.UNROLL)
+            S, M = read(inputs, y, s, S, M, A, lane, TILE, TILE.UNROLL)
         for s in range(whole, stop):
-            S, M = advance(inputs, y, s, S, M, A, lane, TILE, 1)
+            S, M = read(inputs, y, s, S, M, A, lane, TILE, 1)
     store_tile(end.S, piece, S, lane, TILE)
     store_tile(end.M, piece, M, lane, TILE)

@@ -26,7 +26,14 @@ class Launch(NamedTuple):
 
 # kernel: architecture: largest head size: launch. "any" is for architectures without a row of their own.
 TABLE: dict[str, dict[str, dict[int, Launch]]] = {
-    "memory_prepare": {"any": {64: Launch(64, 64, 4), 256: Launch(64, 64, 8)}},
+    "memory_prepare": {"any": {256: Launch(64, 64, 8)}},
+    "memory_states": {"any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 4), 256: Launch(16, 0, 4)}},
+    "memory_output": {"any": {256: Launch(64, 64, 8)}},
+    "memory_backward_states": {"any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 4), 256: Launch(16, 0, 4)}},
+    "memory_values": {"any": {256: Launch(64, 64, 8)}},
+    "memory_scores": {"any": {256: Launch(64, 64, 8)}},
+    "memory_keys": {"any": {256: Launch(64, 64, 8)}},
+    "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 
 # The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. BD times

@@ -1,0 +1,168 @@
+"""What the chunk kernels share: gates and decays of a chunk, the triangular inverse, where things lie.
+
+A program works on one chunk of C steps of one head. Sequences, packed or rows of a batch, lie one after the other in
+`[steps, H, ...]`; `chunks [n, 2]` has every chunk's first step and its length. What kernels leave for each other lies
+by chunk, `[n, H, ...]`, with its unfilled rows zero; among it, `vectors [n, H, PLANES, C]` in float32:
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+C = tl.constexpr(64)
+PLANES = tl.constexpr(17)
+
+SCALE = tl.constexpr(0)  # c, the scale of the write: u = c v
+A_ = tl.constexpr(1)  # A_t, what is left of S0 in S_t without erase
+G_ = tl.constexpr(2)  # g_t, what is left of M0 in S_t
+GAM = tl.constexpr(3)  # Gam_t, what is left of M0 in M_t
+LA_END = tl.constexpr(4)  # LA[last, s]
+CM_END = tl.constexpr(5)  # Cm[last, s]
+LG_END = tl.constexpr(6)  # LG[last, s]
+ERASE_ = tl.constexpr(7)  # e_t = eta beta_t
+NORM_K = tl.constexpr(8)
+NORM_V = tl.constexpr(9)
+D_SCALE = tl.constexpr(10)  # gradients of the above
+D_LA_END = tl.constexpr(11)
+D_CM_END = tl.constexpr(12)
+D_LG_END = tl.constexpr(13)
+D_LOG_ALPHA = tl.constexpr(14)  # what the chunk's own products contribute to the gates' gradients
+D_GAMMA = tl.constexpr(15)
+D_ERASE = tl.constexpr(16)
+
+
+@triton.jit
+def product(a, b, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """a b, multiplied in the operands' type and summed in float32."""
+    return tl.dot(a.to(OPERAND), b.to(OPERAND), input_precision=PRECISION)
+
+
+@triton.jit
+def chunk_rows(chunks, chunk, h, H):
+    """Row of every step of the chunk in `[steps H]`, whether it exists, the first step, and the last one's index."""
+    start = tl.load(chunks + 2 * chunk).to(tl.int64)
+    length = tl.load(chunks + 2 * chunk + 1)
+    t = tl.arange(0, C)
+    return (start + t) * H + h, t < length, start, length - 1
+
+
+@triton.jit
+def load_plane(vectors, base, plane):
+    """One of the chunk's vectors; `base` counts chunks and heads."""
+    return tl.load(vectors + (base * PLANES + plane) * C + tl.arange(0, C))
+
+
+@triton.jit
+def store_plane(vectors, base, plane, x):
+    tl.store(vectors + (base * PLANES + plane) * C + tl.arange(0, C), x)
+
+
+@triton.jit
+def load_number(vectors, base, plane, t):
+    """One entry of one of the chunk's vectors."""
+    return tl.load(vectors + (base * PLANES + plane) * C + t)
+
+
+@triton.jit
+def load_rows(x, rows, live, first, width: tl.constexpr, B: tl.constexpr):
+    """Columns `first` to `first + B` of the rows `[steps H, width]`, zero where there are none."""
+    column = first + tl.arange(0, B)
+    return tl.load(x + rows[:, None] * width + column[None, :], mask=live[:, None] & (column < width)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, rows, live, first, tile, width: tl.constexpr, B: tl.constexpr):
+    """The reverse of `load_rows`; what float16 cannot hold saturates, as in `rows.widen`."""
+    column = first + tl.arange(0, B)
+    if x.dtype.element_ty == tl.float16:
+        tile = tl.minimum(tl.maximum(tile, -65504.0), 65504.0)
+    mask = live[:, None] & (column < width)[None, :]
+    tl.store(x + rows[:, None] * width + column[None, :], tile.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def tile_offsets(base, height: tl.constexpr, row, width: tl.constexpr, column):
+    """Offsets and mask of `[row, column]` in the matrix `[height, width]` number `base`."""
+    offsets = base * (height * width) + row[:, None] * width + column[None, :]
+    return offsets, (row < height)[:, None] & (column < width)[None, :]
+
+
+@triton.jit
+def load_tile(x, base, height: tl.constexpr, row, width: tl.constexpr, column):
+    """A tile of matrix number `base`, zero beyond its edges."""
+    offsets, mask = tile_offsets(base, height, row, width, column)
+    return tl.load(x + offsets, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tile(x, base, height: tl.constexpr, row, width: tl.constexpr, column, tile):
+    offsets, mask = tile_offsets(base, height, row, width, column)
+    tl.store(x + offsets, tile.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_tile_transposed(x, base, height: tl.constexpr, row, width: tl.constexpr, column):
+    """The same tile with its columns first: `[column, row]`."""
+    offsets = base * (height * width) + row[None, :] * width + column[:, None]
+    return tl.load(x + offsets, mask=(row < height)[None, :] & (column < width)[:, None], other=0.0)
+
+
+@triton.jit
+def decay_matrix(a):
+    """X[t, s] = a_t ... a_{s+1} for s <= t, else 0: plain products, so gates of exactly 0 and 1 are exact."""
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    X = tl.cumprod(tl.where(t > s, a[:, None], 1.0), axis=0)
+    return tl.where(t >= s, X, 0.0)
+
+
+@triton.jit
+def load_gates(log_alpha, gamma, rows, live, start, h, gamma_step, gamma_head, MOMENTUM: tl.constexpr):
+    """alpha and gamma of the chunk, 1 where there is no step."""
+    alpha = tl.exp(tl.load(log_alpha + rows, mask=live, other=0.0))
+    if MOMENTUM:
+        at = (start + tl.arange(0, C)) * gamma_step + h * gamma_head
+        g = tl.load(gamma + at, mask=live, other=1.0)
+    else:
+        g = tl.zeros_like(alpha)
+    return alpha, g
+
+
+@triton.jit
+def decays(alpha, gamma, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr):
+    """LA, LG and Cm = LA LG of the chunk; without momentum LG is the identity."""
+    LA = decay_matrix(alpha)
+    if MOMENTUM:
+        LG = decay_matrix(gamma)
+        Cm = tl.dot(LA, LG, input_precision=PRECISION)
+    else:
+        t = tl.arange(0, C)
+        LG = tl.where(t[:, None] == t[None, :], 1.0, 0.0)
+        Cm = LA
+    return LA, LG, Cm
+
+
+@triton.jit
+def unit_lower_inverse(N, PRECISION: tl.constexpr):
+    """(I + N)^-1 of a strictly lower N: 16 x 16 diagonal blocks by forward substitution, then merged by products.
+
+    Two blocks with inverses X, Y and Z below the first have [[X, 0], [-Y Z X, Y]] as their inverse.
+    """
+    block = tl.arange(0, C // 16)
+    own = (block[:, None] == block[None, :])[:, None, :, None]
+    D = tl.sum(tl.where(own, tl.reshape(N, (C // 16, 16, C // 16, 16)), 0.0), axis=2)
+    i = tl.arange(0, 16)
+    X = tl.where((i[:, None] == i[None, :])[None, :, :], 1.0, 0.0) + tl.zeros_like(D)
+    for n in range(1, 16):
+        here = (i == n)[None, :, None]
+        row = tl.sum(tl.where(here, D, 0.0), axis=1)
+        X = tl.where(here, X - tl.sum(row[:, :, None] * X, axis=1)[:, None, :], X)
+    T = tl.reshape(tl.where(own, X[:, :, None, :], 0.0), (C, C))
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    for level in tl.static_range(2):
+        size: tl.constexpr = 16 << level
+        Z = tl.where((t // size != s // size) & (t // (2 * size) == s // (2 * size)), N, 0.0)
+        T = T - tl.dot(T, tl.dot(Z, T, input_precision=PRECISION), input_precision=PRECISION)
+    return T

@@ -18,10 +18,9 @@ from ..triton import config, support
 from .triton_kernels import backward as backward_kernels
 from .triton_kernels.common import SEGMENT, Inputs, Span, States, Tile
 from .triton_kernels.forward import forward as forward_kernel
+from .triton_kernels.pieces import Summary, carry, summarize
 from .triton_kernels.step import step as step_kernel
 from .triton_kernels.write import Norms, Rows, Shape, Write, finish, write_scales
-
-NOTHING = States(None, None)
 
 
 def run_fused(
@@ -69,10 +68,19 @@ class _Cut:
             int(self.write.STEPS >= 0),
             momentum,
         )
-        self.span = Span(offsets, self.L, _whole_segments(self.steps), 1)
+        self.span = self._span(offsets, support.architecture(x.device))
         self.grid = (self.sequences * self.span.pieces, self.blocks)
         self.options = {"num_warps": self.launch.warps, "num_stages": self.launch.stages}
         self.row_options = {"num_warps": self.rows.warps, "num_stages": self.rows.stages}
+
+    def _span(self, offsets: Tensor | None, architecture: str) -> Span:
+        """In pieces where sequences and blocks of channels are a third of what fills the device, or less."""
+        longest = self.L if offsets is None else self.steps
+        wanted = config.FILLED.get(architecture, config.FILLED["any"]) // max(1, self.sequences * self.blocks)
+        pieces = min(wanted, longest // config.SHORTEST_PIECE)
+        pieces = pieces if pieces >= 3 else 1
+        piece = max(1, -(-longest // (pieces * SEGMENT))) * SEGMENT
+        return Span(offsets, self.L, piece, max(1, -(-longest // piece)))
 
     @property
     def blocks(self) -> int:
@@ -88,6 +96,10 @@ class _Cut:
     def state(self) -> tuple[int, int, int]:
         return self.sequences, self.D, self.N
 
+    def states(self, like: Tensor) -> States:
+        """Room for one S and M of each piece."""
+        return States(*(like.new_empty(self.grid[0], self.D, self.N) for _ in range(2)))
+
     @property
     def saved(self) -> tuple[int, int, int]:
         return self.steps // SEGMENT + self.sequences, self.D, self.N
@@ -100,10 +112,6 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 def _power_of_two(size: int) -> int:
     return max(4, 1 << (size - 1).bit_length())
-
-
-def _whole_segments(steps: int) -> int:
-    return max(1, -(-steps // SEGMENT)) * SEGMENT
 
 
 def _forward(
@@ -129,10 +137,25 @@ def _forward(
             step_kernel[cut.grid](*arguments, TILE=cut.tile, SHAPE=cut.shape, WRITE=cut.write, **cut.options)
             return y, S, M, S_saved, M_saved, scales
         scale = _scale(cut, x, dt, B, scales)
-        saved = States(S_saved if save else None, M_saved if save and momentum else None)
-        arguments = (Inputs(x, dt, B, C, A, gamma, scale), States(S0, M0), y, States(S, M), saved, cut.span)
-        forward_kernel[cut.grid](*arguments, TILE=cut.tile, **cut.options)
+        given, saved = Inputs(x, dt, B, C, A, gamma, scale), States(*(t if t.numel() else None for t in (S_saved, M_saved)))
+        start, end = States(S0, M0), States(S, M)
+        if cut.span.pieces > 1:
+            start, end = _pieces(cut, given, None, start), cut.states(gamma)
+        forward_kernel[cut.grid](given, start, y, end, saved, cut.span, TILE=cut.tile, **cut.options)
+        if cut.span.pieces > 1:
+            S, M = (t[cut.span.pieces - 1 :: cut.span.pieces].contiguous() for t in end)
     return y, S, M, S_saved, M_saved, scales
+
+
+def _pieces(cut: _Cut, inputs: Inputs, dy: Tensor | None, outer: States) -> States:
+    """The states at which each piece begins, from those of its sequence; with dy the adjoints at which it ends."""
+    summary = Summary(*(cut.states(inputs.gamma) + cut.states(inputs.gamma)), inputs.gamma.new_empty(cut.grid[0]))
+    inner = cut.states(inputs.gamma)
+    summarize[cut.grid](inputs, dy, summary, cut.span, TILE=cut.tile, **cut.options)
+    launch = config.launch("selective_carry", cut.N, support.architecture(inputs.x.device))
+    tile, grid = cut.tile._replace(BLOCK_D=launch.BD), (cut.sequences, -(-cut.D // launch.BD))
+    carry[grid](outer, summary, inner, cut.span.pieces, TILE=tile, REVERSE=dy is not None, num_warps=launch.warps)
+    return inner
 
 
 def _scales_shape(x: Tensor, write: list[float], single: bool) -> tuple[int, int]:
@@ -183,10 +206,15 @@ def _selective_triton_backward(
     parts = _parts(cut, gamma, A is not None, dgamma)
     slots = backward_kernels.scratch_tiles(cut.tile.UNROLL)
     scratch = [gamma.new_empty(cut.grid[0] * slots, cut.D, cut.N) if kept else None for kept in (True, momentum)]
-    states = (States(dS, dM), States(*out[6:]), States(S_saved, M_saved if momentum else None), States(*scratch))
+    end, start = States(dS, dM), States(*out[6:])
     with _on(x.device):
+        if cut.span.pieces > 1:
+            end, start = _pieces(cut, given, dy, end), cut.states(gamma)
+        states = (end, start, States(S_saved, M_saved if momentum else None), States(*scratch))
         arguments = (given, dy, *states, parts, cut.span)
         backward_kernels.backward[cut.grid](*arguments, TILE=cut.tile, SLOTS=slots, **cut.options)
+        if cut.span.pieces > 1:
+            out[6:] = (t[:: cut.span.pieces].contiguous() for t in start)
         finished = Rows(*out[:4], out[5] if dgamma else None)
         finish[(cut.steps,)](given, norms, parts, finished, SHAPE=cut.shape, WRITE=cut.write, **cut.row_options)
     out[4] = out[4] if parts.dA is None else parts.dA.sum(0).to(out[4].dtype)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .common import advance, lanes, load_A, load_steps, load_tile, store_tile
-from .write import scale_and_slope, value_norm, vector_norm
+from .write import scale_of, value_norm, vector_norm
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def step(inputs, before, y, after, TILE: tl.constexpr, SHAPE: tl.constexpr, WRIT
     t = tl.program_id(0).to(tl.int64)
     dt, v, _, gamma, B, C = load_steps(inputs, t, lane, TILE, 1)
     if WRITE.STEPS >= 0:
-        scale, _ = scale_and_slope(value_norm(inputs.x, inputs.dt, t, SHAPE), vector_norm(B[0]), WRITE)
+        scale = scale_of(value_norm(inputs.x, inputs.dt, t, SHAPE), vector_norm(B[0]), WRITE)
     else:
         scale = WRITE.INSIDE * WRITE.OUTSIDE
     S, M = load_tile(before.S, t, lane, TILE), load_tile(before.M, t, lane, TILE)

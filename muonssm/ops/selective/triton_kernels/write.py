@@ -1,7 +1,6 @@
-"""The scale of each step's write, whose norm goes over all channels, and the way back through it. One program a step.
+"""The scale c_t of each step's write, whose norm goes over all channels, and the way back through it.
 
-    v_t = dt_t x_t,   sigma = inside |v| |B|,   s = sigma / max(sigma, delta)
-    c_t = outside inside gain(s) / max(sigma, delta),   s gain(s) = rho applied STEPS times to s
+The write is v_t B_t^T with v_t = dt_t x_t; `ops/triton/write.py` has the formulas. One program a step.
 """
 
 from __future__ import annotations
@@ -11,11 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ...normalization import A as _COEFFICIENT_A
-from ...normalization import B as _COEFFICIENT_B
-from ...normalization import C as _COEFFICIENT_C
-
-_A, _B, _C = tl.constexpr(_COEFFICIENT_A), tl.constexpr(_COEFFICIENT_B), tl.constexpr(_COEFFICIENT_C)
+from ...triton.write import TINY, write_scale, write_scale_backward
 
 
 class Write(NamedTuple):
@@ -57,37 +52,16 @@ class Shape(NamedTuple):
 
 
 @triton.jit
-def gain_and_slope(s, STEPS: tl.constexpr):
-    """rho^STEPS(s) / s and its derivative."""
-    gain = s * 0.0 + 1.0
-    slope = s * 0.0
-    for _ in tl.static_range(STEPS):
-        root = gain * s
-        square = root * root
-        factor = _A + square * (_B + square * _C)
-        factor_slope = 2.0 * root * (slope * s + gain) * (_B + 2.0 * square * _C)
-        slope = slope * factor + gain * factor_slope
-        gain = gain * factor
-    return gain, slope
-
-
-@triton.jit
-def scale_and_slope(v_norm, B_norm, WRITE: tl.constexpr):
-    """c and its derivative in sigma."""
-    sigma = WRITE.INSIDE * v_norm * B_norm
-    floor = tl.maximum(sigma, WRITE.DELTA)
-    gain, slope = gain_and_slope(sigma / floor, WRITE.STEPS)
-    scale = WRITE.OUTSIDE * WRITE.INSIDE * gain / floor
-    above = -scale / floor  # s is 1 there, whatever sigma
-    below = WRITE.OUTSIDE * WRITE.INSIDE * slope / floor / floor
-    return scale, tl.where(sigma >= WRITE.DELTA, above, below)
+def scale_of(v_norm, B_norm, WRITE: tl.constexpr):
+    """c of a step."""
+    return write_scale(B_norm, v_norm, v_norm * 0.0 + 1.0, WRITE.INSIDE, WRITE.OUTSIDE, WRITE.DELTA, WRITE.STEPS)
 
 
 @triton.jit
 def value_norm(x, dt, t, SHAPE: tl.constexpr):
     """|dt_t x_t| over all channels, in units of the largest entry so far, so that no square overflows."""
-    largest = t * 0.0 + 1e-38
-    total = largest * 0.0
+    largest = tl.full([], TINY, tl.float32)
+    total = tl.full([], 0.0, tl.float32)
     for first in range(0, SHAPE.D, SHAPE.BLOCK_D):
         d = first + tl.arange(0, SHAPE.BLOCK_D)
         mask = d < SHAPE.D
@@ -103,7 +77,7 @@ def value_norm(x, dt, t, SHAPE: tl.constexpr):
 @triton.jit
 def vector_norm(v):
     """|v|, in units of its largest entry."""
-    largest = tl.maximum(tl.max(tl.abs(v), axis=0), 1e-38)
+    largest = tl.maximum(tl.max(tl.abs(v), axis=0), TINY)
     part = v / largest
     return largest * tl.sqrt(tl.sum(part * part, axis=0))
 
@@ -115,8 +89,7 @@ def write_scales(x, dt, B, norms, SHAPE: tl.constexpr, WRITE: tl.constexpr):
     n = tl.arange(0, SHAPE.BLOCK_N)
     v_norm = value_norm(x, dt, t, SHAPE)
     B_norm = vector_norm(tl.load(B + t * SHAPE.N + n, mask=n < SHAPE.N, other=0.0).to(tl.float32))
-    scale, _ = scale_and_slope(v_norm, B_norm, WRITE)
-    tl.store(norms.scale + t, scale)
+    tl.store(norms.scale + t, scale_of(v_norm, B_norm, WRITE))
     tl.store(norms.v + t, v_norm)
     tl.store(norms.B + t, B_norm)
 
@@ -158,14 +131,13 @@ def finish(inputs, norms, parts, out, SHAPE: tl.constexpr, WRITE: tl.constexpr):
     n = tl.arange(0, SHAPE.BLOCK_N)
     dB = sum_of_rows(parts.dB, t, SHAPE)
     scale = tl.load(norms.scale + (t if WRITE.STEPS >= 0 else 0))
-    radial = scale * 0.0  # the gradient of |v|, over |v|
+    by_v = scale * 0.0
     if WRITE.STEPS >= 0:
+        dscale = sum_of_numbers(parts.dscale, t, SHAPE)
         v_norm, B_norm = tl.load(norms.v + t), tl.load(norms.B + t)
-        _, slope = scale_and_slope(v_norm, B_norm, WRITE)
-        dsigma = WRITE.INSIDE * slope * sum_of_numbers(parts.dscale, t, SHAPE)
-        B = tl.load(inputs.B + t * SHAPE.N + n, mask=n < SHAPE.N, other=0.0).to(tl.float32)
-        dB += tl.where(B_norm > 0, dsigma * v_norm * (B / B_norm), 0.0)
-        radial = tl.where(v_norm > 0, dsigma * B_norm / v_norm, 0.0)
+        INSIDE, OUTSIDE, DELTA, STEPS = WRITE.INSIDE, WRITE.OUTSIDE, WRITE.DELTA, WRITE.STEPS
+        _, by_B, by_v = write_scale_backward(dscale, B_norm, v_norm, scale * 0.0 + 1.0, INSIDE, OUTSIDE, DELTA, STEPS)
+        dB += by_B * tl.load(inputs.B + t * SHAPE.N + n, mask=n < SHAPE.N, other=0.0).to(tl.float32)
     tl.store(out.dB + t * SHAPE.N + n, narrow(dB, out.dB), mask=n < SHAPE.N)
     tl.store(out.dC + t * SHAPE.N + n, narrow(sum_of_rows(parts.dC, t, SHAPE), out.dC), mask=n < SHAPE.N)
     if out.dgamma is not None:
@@ -175,7 +147,7 @@ def finish(inputs, norms, parts, out, SHAPE: tl.constexpr, WRITE: tl.constexpr):
         place, mask = t * SHAPE.D + d, d < SHAPE.D
         x = tl.load(inputs.x + place, mask=mask, other=0.0).to(tl.float32)
         dt = tl.load(inputs.dt + place, mask=mask, other=0.0).to(tl.float32)
-        dv = scale * tl.load(parts.du + place, mask=mask, other=0.0) + radial * (dt * x)
+        dv = scale * tl.load(parts.du + place, mask=mask, other=0.0) + by_v * (dt * x)
         ddt = tl.load(parts.ddt + place, mask=mask, other=0.0) + dv * x
         tl.store(out.dx + place, narrow(dv * dt, out.dx), mask=mask)
         tl.store(out.ddt + place, narrow(ddt, out.ddt), mask=mask)

@@ -98,7 +98,7 @@ def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constex
     slot = piece * SLOTS
     dS = load_tile(end.S, piece, lane, TILE)
     dM = load_tile(end.M, piece, lane, TILE)
-    dA = tl.zeros_like(dS)
+    dA = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     segments = (last - first + _SEGMENT - 1) // _SEGMENT
     for reverse in range(segments):
         index = segments - 1 - reverse

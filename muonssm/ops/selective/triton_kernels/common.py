@@ -109,7 +109,7 @@ def load_tile(pointer, index, lane, TILE: tl.constexpr):
     """Tile number `index` of `[..., D, N]`, zeros beyond its edge; all zeros where there is no such tensor."""
     d, n, d_mask, n_mask = lane
     if pointer is None:
-        return tl.zeros([TILE.BLOCK_D, TILE.BLOCK_N], tl.float32)
+        return tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     else:  # noqa: RET505  the compiler reads both ways otherwise
         place = index * TILE.D * TILE.N + d[:, None] * TILE.N + n[None, :]
         return tl.load(pointer + place, mask=d_mask[:, None] & n_mask[None, :], other=0.0).to(tl.float32)

@@ -78,10 +78,10 @@ def summarize(inputs, dy, summary, span, TILE: tl.constexpr):
     lane = lanes(TILE)
     _, first, last, _ = steps_of(span)
     A = load_A(inputs.A, lane, TILE)
-    S = tl.zeros([TILE.BLOCK_D, TILE.BLOCK_N], tl.float32)
+    S = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     M, X = S, S
     P = S + 1.0
-    g = tl.sum(tl.zeros([TILE.BLOCK_N], tl.float32), axis=0) + 1.0
+    g = tl.full([], 1.0, tl.float32)
     whole = (last - first) // TILE.UNROLL * TILE.UNROLL
     if dy is None:
         for t in range(first, first + whole, TILE.UNROLL):

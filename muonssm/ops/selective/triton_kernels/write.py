@@ -105,7 +105,7 @@ def narrow(value, pointer):
 @triton.jit
 def sum_of_numbers(parts, t, SHAPE: tl.constexpr):
     """The sum of `[T, BLOCKS]` over the blocks of channels, at step t."""
-    total = tl.zeros([SHAPE.BLOCK_PARTS], tl.float32)
+    total = tl.full([SHAPE.BLOCK_PARTS], 0.0, tl.float32)
     for first in range(0, SHAPE.BLOCKS, SHAPE.BLOCK_PARTS):
         i = first + tl.arange(0, SHAPE.BLOCK_PARTS)
         total += tl.load(parts + t * SHAPE.BLOCKS + i, mask=i < SHAPE.BLOCKS, other=0.0)
@@ -116,7 +116,7 @@ def sum_of_numbers(parts, t, SHAPE: tl.constexpr):
 def sum_of_rows(parts, t, SHAPE: tl.constexpr):
     """The sum of `[T, BLOCKS, N]` over the blocks of channels, at step t."""
     n = tl.arange(0, SHAPE.BLOCK_N)
-    total = tl.zeros([SHAPE.BLOCK_PARTS, SHAPE.BLOCK_N], tl.float32)
+    total = tl.full([SHAPE.BLOCK_PARTS, SHAPE.BLOCK_N], 0.0, tl.float32)
     for first in range(0, SHAPE.BLOCKS, SHAPE.BLOCK_PARTS):
         i = first + tl.arange(0, SHAPE.BLOCK_PARTS)
         place = (t * SHAPE.BLOCKS + i[:, None]) * SHAPE.N + n[None, :]
@@ -135,8 +135,10 @@ def finish(inputs, norms, parts, out, SHAPE: tl.constexpr, WRITE: tl.constexpr):
     if WRITE.STEPS >= 0:
         dscale = sum_of_numbers(parts.dscale, t, SHAPE)
         v_norm, B_norm = tl.load(norms.v + t), tl.load(norms.B + t)
-        INSIDE, OUTSIDE, DELTA, STEPS = WRITE.INSIDE, WRITE.OUTSIDE, WRITE.DELTA, WRITE.STEPS
-        _, by_B, by_v = write_scale_backward(dscale, B_norm, v_norm, scale * 0.0 + 1.0, INSIDE, OUTSIDE, DELTA, STEPS)
+        one = scale * 0.0 + 1.0
+        _, by_B, by_v = write_scale_backward(
+            dscale, B_norm, v_norm, one, WRITE.INSIDE, WRITE.OUTSIDE, WRITE.DELTA, WRITE.STEPS
+        )
         dB += by_B * tl.load(inputs.B + t * SHAPE.N + n, mask=n < SHAPE.N, other=0.0).to(tl.float32)
     tl.store(out.dB + t * SHAPE.N + n, narrow(dB, out.dB), mask=n < SHAPE.N)
     tl.store(out.dC + t * SHAPE.N + n, narrow(sum_of_rows(parts.dC, t, SHAPE), out.dC), mask=n < SHAPE.N)

@@ -16,7 +16,7 @@ from ..config import Muon
 from ..rows import gamma_rows, widen
 from ..triton import config, support
 from .triton_kernels import backward as backward_kernels
-from .triton_kernels.common import SEGMENT, Inputs, Span, States, Tile
+from .triton_kernels.common import Inputs, Span, States, Tile
 from .triton_kernels.forward import forward as forward_kernel
 from .triton_kernels.pieces import Summary, carry, summarize
 from .triton_kernels.step import step as step_kernel
@@ -63,6 +63,7 @@ class _Cut:
             self.N,
             self.launch.BD,
             _power_of_two(self.N),
+            config.SEGMENT,
             self.launch.steps,
             int(gamma.numel() > 1),
             int(self.write.STEPS >= 0),
@@ -79,7 +80,7 @@ class _Cut:
         wanted = config.FILLED.get(architecture, config.FILLED["any"]) // max(1, self.sequences * self.blocks)
         pieces = min(wanted, longest // config.SHORTEST_PIECE)
         pieces = pieces if pieces >= 3 else 1
-        piece = max(1, -(-longest // (pieces * SEGMENT))) * SEGMENT
+        piece = max(1, -(-longest // (pieces * config.SEGMENT))) * config.SEGMENT
         return Span(offsets, self.L, piece, max(1, -(-longest // piece)))
 
     @property
@@ -102,7 +103,7 @@ class _Cut:
 
     @property
     def saved(self) -> tuple[int, int, int]:
-        return self.steps // SEGMENT + self.sequences, self.D, self.N
+        return self.steps // config.SEGMENT + self.sequences, self.D, self.N
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -151,10 +152,11 @@ def _pieces(cut: _Cut, inputs: Inputs, dy: Tensor | None, outer: States) -> Stat
     """The states at which each piece begins, from those of its sequence; with dy the adjoints at which it ends."""
     summary = Summary(*(cut.states(inputs.gamma) + cut.states(inputs.gamma)), inputs.gamma.new_empty(cut.grid[0]))
     inner = cut.states(inputs.gamma)
-    summarize[cut.grid](inputs, dy, summary, cut.span, TILE=cut.tile, **cut.options)
-    launch = config.launch("selective_carry", cut.N, support.architecture(inputs.x.device))
-    tile, grid = cut.tile._replace(BLOCK_D=launch.BD), (cut.sequences, -(-cut.D // launch.BD))
-    carry[grid](outer, summary, inner, cut.span.pieces, TILE=tile, REVERSE=dy is not None, num_warps=launch.warps)
+    launch = config.launch("selective_pieces", cut.N, support.architecture(inputs.x.device))
+    tile, blocks = cut.tile._replace(BLOCK_D=launch.BD, UNROLL=launch.steps), -(-cut.D // launch.BD)
+    summarize[(cut.grid[0], blocks)](inputs, dy, summary, cut.span, TILE=tile, num_warps=launch.warps)
+    across = (outer, summary, inner, cut.span.pieces)
+    carry[(cut.sequences, blocks)](*across, TILE=tile, REVERSE=dy is not None, num_warps=launch.warps)
     return inner
 
 
@@ -178,7 +180,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-unt
     x, _, B, _, gamma = inputs
     sequences = x.shape[0] if offsets is None else offsets.numel() - 1
     state = (sequences, x.shape[2], B.shape[2])
-    saved = (x.shape[0] * x.shape[1] // SEGMENT + sequences, *state[1:])
+    saved = (x.shape[0] * x.shape[1] // config.SEGMENT + sequences, *state[1:])
     single = not save and x.shape[1] == 1 and offsets is None
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))
     return x.new_empty(x.shape), *(gamma.new_empty(s) for s in (*shapes, _scales_shape(x, write, single)))
@@ -204,7 +206,7 @@ def _selective_triton_backward(
     given = Inputs(x, dt, B, C, A, gamma, norms.scale)
     out = _gradients(inputs, A, cut.state, dgamma)
     parts = _parts(cut, gamma, A is not None, dgamma)
-    slots = backward_kernels.scratch_tiles(cut.tile.UNROLL)
+    slots = backward_kernels.scratch_tiles(config.SEGMENT, cut.tile.UNROLL)
     scratch = [gamma.new_empty(cut.grid[0] * slots, cut.D, cut.N) if kept else None for kept in (True, momentum)]
     end, start = States(dS, dM), States(*out[6:])
     with _on(x.device):

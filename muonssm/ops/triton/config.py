@@ -36,23 +36,25 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 
-# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. BD times
-# the states is 512 numbers each of S and M, 16 a lane, or 256 where that spills or several steps' states are held.
+# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. Its tile
+# has 256 numbers each of S and M, eight a lane: twice as many spill here and there, and fill a device later.
 TABLE |= {
-    "selective_forward": {
-        "any": {16: Launch(32, 0, 1, steps=4), 32: Launch(16, 0, 1, steps=4), 64: Launch(8, 0, 1, steps=4)}
-        | {128: Launch(2, 0, 1, steps=4), 256: Launch(1, 0, 1, steps=4)},
-    },
-    "selective_backward": {
-        "any": {16: Launch(16, 0, 1, steps=2), 32: Launch(8, 0, 1, steps=2), 64: Launch(4, 0, 1, steps=2)}
-        | {128: Launch(2, 0, 1, steps=2), 256: Launch(1, 0, 1, steps=2)},
-        "gfx942": {16: Launch(16, 0, 1, steps=4), 32: Launch(8, 0, 1, steps=4), 64: Launch(4, 0, 1, steps=4)}
-        | {128: Launch(2, 0, 1, steps=4), 256: Launch(1, 0, 1, steps=4)},
-    },
-    "selective_carry": {"any": {16: Launch(16, 0, 1), 64: Launch(4, 0, 1), 256: Launch(1, 0, 1)}},
+    kernel: {
+        architecture: {N: Launch(256 // N, 0, 1, steps=steps) for N in (16, 32, 64, 128, 256)}
+        for architecture, steps in by_architecture.items()
+    }
+    for kernel, by_architecture in {
+        "selective_forward": {"any": 4},
+        "selective_backward": {"any": 2, "gfx942": 4},  # where there are registers to hold the states of four steps
+        "selective_pieces": {"any": 4},
+    }.items()
+}
+TABLE |= {
     "selective_step": {"any": {16: Launch(64, 0, 4), 64: Launch(16, 0, 4), 256: Launch(4, 0, 4)}},
     "selective_rows": {"any": {256: Launch(1024, 0, 4)}},
 }
+
+SEGMENT = 64  # steps between two checkpoints of the selective scan
 
 # The selective scan in pieces: programs that fill a device at eight warps a multiprocessor, and the shortest piece.
 FILLED: dict[str, int] = {"any": 1024, "gfx942": 2432, "interpreter": 1}

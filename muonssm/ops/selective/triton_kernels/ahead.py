@@ -31,13 +31,13 @@ def variants(architecture: str, N: int, narrow: str = "*bf16", D: int = 2048, lo
     """The kernels of training and decoding with gamma, momentum and initial states, by the name of their launch."""
     inputs = Inputs(*(narrow,) * 4, None if longhorn else _WIDE, _WIDE, _WIDE)
     parts = Gradients(*(_WIDE,) * 6, None if longhorn else _WIDE)
-    launches = {name: config.launch(f"selective_{name}", N, architecture) for name in ("forward", "backward", "carry", "step", "rows")}
-    tiles = {name: Tile(D, N, cut.BD, max(4, N), cut.steps, 1, 1, True) for name, cut in launches.items()}
+    launches = {name: config.launch(f"selective_{name}", N, architecture) for name in ("forward", "backward", "pieces", "step", "rows")}
+    tiles = {name: Tile(D, N, cut.BD, max(4, N), config.SEGMENT, cut.steps, 1, 1, True) for name, cut in launches.items()}
     shape = Shape(D, N, launches["rows"].BD, max(4, N), -(-D // launches["backward"].BD), launches["rows"].BD // max(4, N))
     rows, norms = {"SHAPE": shape, "WRITE": _WRITE}, Norms(_WIDE, _WIDE, _WIDE)
     summary = Summary(*(_WIDE,) * 5)
     ends = {"start": _STATES, "end": _STATES, "saved": _STATES, "span": _SPAN}
-    slots = scratch_tiles(tiles["backward"].UNROLL)
+    slots = scratch_tiles(config.SEGMENT, tiles["backward"].UNROLL)
 
     def variant(kernel: Any, name: str, types: dict[str, Any], **constants: Any) -> Variant:
         return Variant(kernel, types, constants, launches[name])
@@ -50,9 +50,9 @@ def variants(architecture: str, N: int, narrow: str = "*bf16", D: int = 2048, lo
         "forward": variant(forward, "forward", {"inputs": inputs, "y": narrow, **ends}, TILE=tiles["forward"]),
         "backward": variant(backward, "backward", back, TILE=tiles["backward"], SLOTS=slots),
         "finish": variant(finish, "rows", {"inputs": inputs, "norms": norms, "parts": parts, "out": Rows(*(narrow,) * 4, _WIDE)}, **rows),
-        "summarize": variant(summarize, "forward", {**sums, "dy": None}, TILE=tiles["forward"]),
-        "summarize_back": variant(summarize, "backward", {**sums, "dy": narrow}, TILE=tiles["backward"]),
-        "carry": variant(carry, "carry", across, TILE=tiles["carry"], REVERSE=False),
-        "carry_back": variant(carry, "carry", across, TILE=tiles["carry"], REVERSE=True),
+        "summarize": variant(summarize, "pieces", {**sums, "dy": None}, TILE=tiles["pieces"]),
+        "summarize_back": variant(summarize, "pieces", {**sums, "dy": narrow}, TILE=tiles["pieces"]),
+        "carry": variant(carry, "pieces", across, TILE=tiles["pieces"], REVERSE=False),
+        "carry_back": variant(carry, "pieces", across, TILE=tiles["pieces"], REVERSE=True),
         "step": variant(step, "step", {"inputs": inputs._replace(scale=None), "before": _STATES, "y": narrow, "after": _STATES}, TILE=tiles["step"], **rows),
     }

@@ -3,8 +3,8 @@
     dS_t = dy_t C_t^T + a_{t+1} dS_{t+1}             dM_t = dS_t + gamma_{t+1} dM_{t+1}
 
 It needs S_{t-1}, S_t and M_{t-1} at every step. Each segment of 64 steps is walked forward once from its checkpoint,
-leaving the states before every UNROLL steps in scratch memory (14 tiles a program, which stay in the second-level
-cache), and then backward: UNROLL steps forward again with all their states in registers, and back. Running the
+leaving the states before every UNROLL steps in scratch memory (32 tiles a program, which the second-level cache holds
+for the programs under way), and then backward: UNROLL steps forward again with all their states in registers, and back. Running the
 recurrence in reverse instead would divide by gates, which may be 0.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .common import _SEGMENT, advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
     dA: Any  # [pieces, D, N]    None where A is
 
 
-def scratch_tiles(unroll: int, segment: int = 64) -> int:
+def scratch_tiles(segment: int, unroll: int) -> int:
     """Room for the states before each run of `unroll` steps of a segment, and before each of the steps left over."""
     return max(segment // unroll, segment // unroll - 1 + unroll - 1)
 
@@ -92,18 +92,18 @@ def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constex
     `start` receives the gradients of the first states, `scratch` is `[pieces, SLOTS, D, N]`.
     """
     lane = lanes(TILE)
-    _, first, last, checkpoint = steps_of(span)
+    _, first, last, checkpoint = steps_of(span, TILE)
     A = load_A(inputs.A, lane, TILE)
     piece = tl.program_id(0).to(tl.int64)
     slot = piece * SLOTS
     dS = load_tile(end.S, piece, lane, TILE)
     dM = load_tile(end.M, piece, lane, TILE)
     dA = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
-    segments = (last - first + _SEGMENT - 1) // _SEGMENT
+    segments = (last - first + TILE.SEGMENT - 1) // TILE.SEGMENT
     for reverse in range(segments):
         index = segments - 1 - reverse
-        t = first + index * _SEGMENT
-        stop = tl.minimum(t + _SEGMENT, last)
+        t = first + index * TILE.SEGMENT
+        stop = tl.minimum(t + TILE.SEGMENT, last)
         runs = (stop - t) // TILE.UNROLL
         whole = t + runs * TILE.UNROLL
         S = load_tile(saved.S, checkpoint + index, lane, TILE)

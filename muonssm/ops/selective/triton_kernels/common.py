@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-SEGMENT = 64  # steps between two checkpoints
-_SEGMENT = tl.constexpr(SEGMENT)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -36,7 +34,7 @@ class Span(NamedTuple):
 
     offsets: Any  # [sequences + 1], int64: where packed sequences begin; None for rows of equal length
     length: Any  # steps of a row
-    piece: Any  # steps of a piece, a multiple of SEGMENT
+    piece: Any  # steps of a piece, a multiple of the segment
     pieces: Any  # of each sequence
 
 
@@ -47,6 +45,7 @@ class Tile(NamedTuple):
     N: int
     BLOCK_D: int
     BLOCK_N: int  # N or the next power of two
+    SEGMENT: int  # steps between two checkpoints
     UNROLL: int  # steps whose inputs are loaded, and in the backward pass whose states are held, at once
     GAMMA_STEP: int  # 0 where gamma is one number
     SCALE_STEP: int  # 0 where the scale is
@@ -62,11 +61,11 @@ def lanes(TILE: tl.constexpr):
 
 
 @triton.jit
-def steps_of(span):
+def steps_of(span, TILE: tl.constexpr):
     """This program's sequence, its first step and end, and the number of its first checkpoint.
 
-    Checkpoints lie one behind the other with no table: a sequence that begins at step s has the first at s / 64 plus
-    its own number, which leaves room for every segment begun before it.
+    Checkpoints lie one behind the other with no table: a sequence that begins at step s has the first at s / SEGMENT
+    plus its own number, which leaves room for every segment begun before it.
     """
     program = tl.program_id(0).to(tl.int64)
     sequence = program // span.pieces
@@ -79,7 +78,7 @@ def steps_of(span):
     before = (program % span.pieces) * span.piece
     first = tl.minimum(start + before, end)
     last = tl.minimum(first + span.piece, end)
-    return sequence, first, last, start // _SEGMENT + sequence + before // _SEGMENT
+    return sequence, first, last, start // TILE.SEGMENT + sequence + before // TILE.SEGMENT
 
 
 @triton.jit

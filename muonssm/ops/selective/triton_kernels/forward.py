@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import _SEGMENT, advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
 
 
 @triton.jit
@@ -27,16 +27,16 @@ def forward(inputs, start, y, end, saved, span, TILE: tl.constexpr):
     `start` and `end` hold one S and M for each piece; `saved.M` may be None where there is no momentum.
     """
     lane = lanes(TILE)
-    _, first, last, checkpoint = steps_of(span)
+    _, first, last, checkpoint = steps_of(span, TILE)
     A = load_A(inputs.A, lane, TILE)
     piece = tl.program_id(0).to(tl.int64)
     S = load_tile(start.S, piece, lane, TILE)
     M = load_tile(start.M, piece, lane, TILE)
-    for t in range(first, last, _SEGMENT):
+    for t in range(first, last, TILE.SEGMENT):
         store_tile(saved.S, checkpoint, S, lane, TILE)
         store_tile(saved.M, checkpoint, M, lane, TILE)
         checkpoint += 1
-        stop = tl.minimum(t + _SEGMENT, last)
+        stop = tl.minimum(t + TILE.SEGMENT, last)
         whole = t + (stop - t) // TILE.UNROLL * TILE.UNROLL
         for s in range(t, whole, TILE.UNROLL):
             S, M = read(inputs, y, s, S, M, A, lane, TILE, TILE.UNROLL)

@@ -76,7 +76,7 @@ def store_summary(summary, sums, lane, TILE: tl.constexpr):
 def summarize(inputs, dy, summary, span, TILE: tl.constexpr):
     """The summary of every piece; with dy that of the adjoints. Grid: pieces, blocks of channels."""
     lane = lanes(TILE)
-    _, first, last, _ = steps_of(span)
+    _, first, last, _ = steps_of(span, TILE)
     A = load_A(inputs.A, lane, TILE)
     S = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     M, X = S, S

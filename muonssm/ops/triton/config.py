@@ -21,6 +21,7 @@ class Launch(NamedTuple):
     BM: int
     warps: int
     stages: int = 1
+    steps: int = 1  # of the selective scan whose inputs are loaded, and in its backward pass whose states held, at once
 
 
 # kernel: architecture: largest head size: launch. "any" is for architectures without a row of their own.
@@ -36,6 +37,30 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_gates": {"any": {256: Launch(64, 64, 8)}},
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
+
+# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. Its tile
+# has 256 numbers each of S and M, eight a lane: twice as many spill here and there, and fill a device later.
+TABLE |= {
+    kernel: {
+        architecture: {N: Launch(256 // N, 0, 1, steps=steps) for N in (16, 32, 64, 128, 256)}
+        for architecture, steps in by_architecture.items()
+    }
+    for kernel, by_architecture in {
+        "selective_forward": {"any": 4},
+        "selective_backward": {"any": 2, "gfx942": 4},  # where there are registers to hold the states of four steps
+        "selective_pieces": {"any": 4},
+    }.items()
+}
+TABLE |= {
+    "selective_step": {"any": {16: Launch(64, 0, 4), 64: Launch(16, 0, 4), 256: Launch(4, 0, 4)}},
+    "selective_rows": {"any": {256: Launch(1024, 0, 4)}},
+}
+
+SEGMENT = 64  # steps between two checkpoints of the selective scan
+
+# The selective scan in pieces: programs that fill a device at eight warps a multiprocessor, and the shortest piece.
+FILLED: dict[str, int] = {"any": 1024, "gfx942": 2432, "interpreter": 1}
+SHORTEST_PIECE = 256
 
 
 def launch(kernel: str, size: int, architecture: str) -> Launch:

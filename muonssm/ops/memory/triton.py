@@ -139,7 +139,10 @@ def _states(
     chunks, first_chunk = call.tables
     N, H, d, m = call.sizes
     erase, backward = call.eta != 0.0, dy is not None
-    kept: dict[str, Tensor | None] = {"chunks": chunks, "vectors": call.scratch(common.PLANES.value, C, dtype=torch.float32)}
+    kept: dict[str, Tensor | None] = {
+        "chunks": chunks,
+        "vectors": call.scratch(common.PLANES.value, C, dtype=torch.float32),
+    }
     for name, width, needed in (
         ("WS", m, erase), ("WM", m, erase and call.momentum), ("W", d, erase),
         ("RS", m, erase and backward), ("R", d, erase and backward),

@@ -64,6 +64,7 @@ class Report:
     registers: int  # a thread's (AMD: vector and accumulation registers)
     spills: int  # bytes (AMD: registers) spilled
     shared: int  # bytes of shared memory a program takes
+    tensor_memory: int = 0  # columns a program takes; Blackwell's multiprocessors have 512
 
     @property
     def programs(self) -> int:
@@ -77,7 +78,8 @@ class Report:
             by_registers = 4 * min(8, 512 * 64 // a_warp) // self.warps
         else:
             by_registers = t.registers // a_warp // self.warps
-        return min(by_registers, by_shared, t.warps // self.warps, t.programs)
+        by_tensor_memory = 512 // self.tensor_memory if self.tensor_memory else t.programs
+        return min(by_registers, by_shared, by_tensor_memory, t.warps // self.warps, t.programs)
 
     @property
     def occupancy(self) -> float:
@@ -124,7 +126,9 @@ def compile_ahead(variant: Variant, target: Target) -> Report:
         options={"num_warps": variant.launch.warps, "num_stages": variant.launch.stages},
     )
     registers, spills = (_read_amd if target.is_amd else _read_nvidia)(compiled.asm, target)
-    return Report(target, variant.launch.warps, registers, spills, compiled.metadata.shared)
+    metadata = compiled.metadata
+    tensor_memory = getattr(metadata, "tmem_size", 0) or 0
+    return Report(target, variant.launch.warps, registers, spills, metadata.shared, tensor_memory)
 
 
 def _read_amd(asm: Mapping[str, Any], target: Target) -> tuple[int, int]:

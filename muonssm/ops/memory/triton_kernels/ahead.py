@@ -30,9 +30,9 @@ KERNELS = {
     "memory_step": step,
 }
 _WIDE = "log_alpha beta gamma vectors S0 M0 S_end M_end dS_end dM_end dS0 dM0 dlog_alpha dbeta dgamma"
-_TYPES = {name: "*fp32" for name in _WIDE.split()} | {"chunks": "*i32", "first_chunk": "*i32"}
-_TYPES |= {name: "i32" for name in ("H", "gamma_step", "gamma_head")}
-_TYPES |= {name: "fp32" for name in ("eta", "inside", "outside", "delta")}
+_TYPES = dict.fromkeys(_WIDE.split(), "*fp32") | {"chunks": "*i32", "first_chunk": "*i32"}
+_TYPES |= dict.fromkeys(("H", "gamma_step", "gamma_head"), "i32")
+_TYPES |= dict.fromkeys(("eta", "inside", "outside", "delta"), "fp32")
 
 
 def variants(architecture: str, size: int) -> dict[str, Variant]:
@@ -46,7 +46,7 @@ def variants(architecture: str, size: int) -> dict[str, Variant]:
         cut = config.launch(name, size, architecture)
         known: dict[str, Any] = {"m": size, "d": size, "MP": size, "DP": size}
         known |= {"BD": min(cut.BD, size), "BM": min(cut.BM, size), "STEPS": 1}
-        known |= {flag: True for flag in ("MOMENTUM", "ERASE", "BACKWARD", "DGAMMA", "STATE", "ENDS")}
+        known |= dict.fromkeys(("MOMENTUM", "ERASE", "BACKWARD", "DGAMMA", "STATE", "ENDS"), True)
         known |= {"OPERAND": tl.bfloat16, "PRECISION": precision}
         constants = {argument: known[argument] for argument in kernel.arg_names if argument in known}
         types = {argument: _TYPES.get(argument, "*bf16") for argument in kernel.arg_names if argument not in constants}

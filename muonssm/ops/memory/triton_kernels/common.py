@@ -73,7 +73,9 @@ def load_number(vectors, base, plane, t):
 def load_rows(x, rows, live, first, width: tl.constexpr, B: tl.constexpr):
     """Columns `first` to `first + B` of the rows `[steps H, width]`, zero where there are none."""
     column = first + tl.arange(0, B)
-    return tl.load(x + rows[:, None] * width + column[None, :], mask=live[:, None] & (column < width)[None, :], other=0.0)
+    return tl.load(
+        x + rows[:, None] * width + column[None, :], mask=live[:, None] & (column < width)[None, :], other=0.0
+    )
 
 
 @triton.jit

@@ -15,7 +15,6 @@ import triton.language as tl
 from .common import (
     A_,
     BY_V,
-    C,
     D_BETA,
     D_CM_END,
     D_ERASE,
@@ -30,6 +29,7 @@ from .common import (
     READ_M,
     READ_S,
     SCALE,
+    C,
     chunk_rows,
     cumulate,
     decay_matrix,

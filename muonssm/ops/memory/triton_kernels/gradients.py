@@ -19,7 +19,6 @@ from ...triton.write import write_scale_backward
 from .common import (
     BY_K,
     BY_V,
-    C,
     CM_END,
     D_BETA,
     D_CM_END,
@@ -31,6 +30,7 @@ from .common import (
     NORM_K,
     NORM_V,
     SCALE,
+    C,
     chunk_rows,
     decays,
     load_log_alpha,

@@ -14,7 +14,6 @@ import triton.language as tl
 from .common import (
     A_,
     BY_K,
-    C,
     CM_END,
     ERASE_,
     FORGET_M,
@@ -27,6 +26,7 @@ from .common import (
     READ_M,
     READ_S,
     SCALE,
+    C,
     chunk_rows,
     load_plane,
     load_rows,

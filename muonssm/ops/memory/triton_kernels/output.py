@@ -1,6 +1,6 @@
 """Third kernel: every output reads the state its chunk starts with, the chunk's own writes, and the erase.
 
-    Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W
+Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W
 """
 
 from __future__ import annotations
@@ -8,7 +8,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import A_, C, G_, SCALE, chunk_rows, decays, load_log_alpha, load_log_gamma, load_plane, load_rows, load_tile, product, store_rows
+from .common import (
+    A_,
+    G_,
+    SCALE,
+    C,
+    chunk_rows,
+    decays,
+    load_log_alpha,
+    load_log_gamma,
+    load_plane,
+    load_rows,
+    load_tile,
+    product,
+    store_rows,
+)
 
 
 @triton.jit

@@ -17,7 +17,6 @@ import triton.language as tl
 from ...triton.write import add_to_norm, write_scale
 from .common import (
     A_,
-    C,
     CM_END,
     ERASE_,
     G_,
@@ -27,6 +26,7 @@ from .common import (
     NORM_K,
     NORM_V,
     SCALE,
+    C,
     chunk_rows,
     decay_matrix,
     decay_vector,

@@ -139,7 +139,6 @@ def _states(
     chunks, first_chunk = call.tables
     N, H, d, m = call.sizes
     erase, backward = call.eta != 0.0, dy is not None
-    vectors = call.scratch(common.PLANES.value, C, dtype=torch.float32)
     kept: dict[str, Tensor | None] = {
         "chunks": chunks,
         "vectors": call.scratch(common.PLANES.value, C, dtype=torch.float32),

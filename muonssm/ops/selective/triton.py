@@ -138,7 +138,10 @@ def _forward(
             step_kernel[cut.grid](*arguments, TILE=cut.tile, SHAPE=cut.shape, WRITE=cut.write, **cut.options)
             return y, S, M, S_saved, M_saved, scales
         scale = _scale(cut, x, dt, B, scales)
-        given, saved = Inputs(x, dt, B, C, A, gamma, scale), States(*(t if t.numel() else None for t in (S_saved, M_saved)))
+        given, saved = (
+            Inputs(x, dt, B, C, A, gamma, scale),
+            States(*(t if t.numel() else None for t in (S_saved, M_saved))),
+        )
         start, end = States(S0, M0), States(S, M)
         if cut.span.pieces > 1:
             start, end = _pieces(cut, given, None, start), cut.states(gamma)

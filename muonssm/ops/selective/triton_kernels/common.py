@@ -1,5 +1,7 @@
 """What the kernels share: their arguments as tuples, where a program's steps lie, rows of inputs, and the gate."""
 
+# ruff: noqa: RUF005, RET505, SIM108  the compiler knows no starred tuples, and drops branches in this form only
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -109,7 +111,7 @@ def load_tile(pointer, index, lane, TILE: tl.constexpr):
     d, n, d_mask, n_mask = lane
     if pointer is None:
         return tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
-    else:  # noqa: RET505  the compiler reads both ways otherwise
+    else:
         place = index * TILE.D * TILE.N + d[:, None] * TILE.N + n[None, :]
         return tl.load(pointer + place, mask=d_mask[:, None] & n_mask[None, :], other=0.0).to(tl.float32)
 
@@ -124,11 +126,11 @@ def store_tile(pointer, index, value, lane, TILE: tl.constexpr):
 
 
 @triton.jit
-def load_A(pointer, lane, TILE: tl.constexpr):
+def load_exponent(pointer, lane, TILE: tl.constexpr):
     """A log2(e), since the hardware's exponential is to base 2; None for LongHorn's gate."""
     if pointer is None:
         return None
-    else:  # noqa: RET505
+    else:
         return load_tile(pointer, 0, lane, TILE) * _LOG2_E
 
 

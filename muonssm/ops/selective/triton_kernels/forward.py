@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def forward(inputs, start, y, end, saved, span, TILE: tl.constexpr):
     """
     lane = lanes(TILE)
     _, first, last, checkpoint = steps_of(span, TILE)
-    A = load_A(inputs.A, lane, TILE)
+    A = load_exponent(inputs.A, lane, TILE)
     piece = tl.program_id(0).to(tl.int64)
     S = load_tile(start.S, piece, lane, TILE)
     M = load_tile(start.M, piece, lane, TILE)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
 
 
 class Summary(NamedTuple):
-    """What each piece does, float32: g `[pieces]`, the others `[pieces, D, N]`. S and M are those of the adjoints backward."""
+    """What each piece does, float32: g `[pieces]`, the others `[pieces, D, N]`; backward, S and M are the adjoints."""
 
     S: Any
     M: Any
@@ -77,7 +77,7 @@ def summarize(inputs, dy, summary, span, TILE: tl.constexpr):
     """The summary of every piece; with dy that of the adjoints. Grid: pieces, blocks of channels."""
     lane = lanes(TILE)
     _, first, last, _ = steps_of(span, TILE)
-    A = load_A(inputs.A, lane, TILE)
+    A = load_exponent(inputs.A, lane, TILE)
     S = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     M, X = S, S
     P = S + 1.0

@@ -1,9 +1,9 @@
 """The memory recurrence by Triton kernels: the chunked form, forward and backward, and a single step for decoding.
 
 Inputs go in as they came: the kernels scale the writes, walk packed sequences by their bounds and mask unfilled chunks.
-A forward pass is three launches (prepare, states, output) and keeps nothing but its inputs; the backward pass
-recomputes prepare and states, then runs the states' gradients backwards, values, scores and keys. docs/gpu.md has the
-formulas, what is stored in between, and what it costs.
+A forward pass is four launches (measure, solve, states, output) and keeps nothing but its inputs; the backward pass
+repeats the first three, then runs the states' gradients backwards, values, scores, keys and gates. docs/gpu.md has what
+is stored in between, and what it costs.
 """
 
 from __future__ import annotations
@@ -23,25 +23,10 @@ from ..config import Muon
 from ..rows import gamma_rows, widen
 from ..triton import config, support
 from .triton_kernels import common
-from .triton_kernels.gradients import scores, values
-from .triton_kernels.keys import keys
-from .triton_kernels.output import output
-from .triton_kernels.prepare import prepare
-from .triton_kernels.states import backward_states, forward_states
-from .triton_kernels.step import step
+from .triton_kernels.ahead import KERNELS
 
 C = config.CHUNK
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-KERNELS = {
-    "memory_prepare": prepare,
-    "memory_states": forward_states,
-    "memory_output": output,
-    "memory_backward_states": backward_states,
-    "memory_values": values,
-    "memory_scores": scores,
-    "memory_keys": keys,
-    "memory_step": step,
-}
 
 
 def run_fused(
@@ -150,11 +135,14 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def _states(
     call: _Call, S0: Tensor | None, M0: Tensor | None, S_end: Tensor | None, M_end: Tensor | None, dy: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """Both first kernels: fills S_end and M_end if given; returns what lies in between, for a backward pass with `dy`."""
+    """The first kernels: fills S_end and M_end if given; returns what lies in between, for a backward pass with `dy`."""
     chunks, first_chunk = call.tables
     N, H, d, m = call.sizes
     erase, backward = call.eta != 0.0, dy is not None
-    kept: dict[str, Tensor | None] = {"chunks": chunks, "vectors": call.scratch(common.PLANES.value, C, dtype=torch.float32)}
+    kept: dict[str, Tensor | None] = {
+        "chunks": chunks,
+        "vectors": call.scratch(common.PLANES.value, C, dtype=torch.float32),
+    }
     for name, width, needed in (
         ("WS", m, erase), ("WM", m, erase and call.momentum), ("W", d, erase),
         ("RS", m, erase and backward), ("R", d, erase and backward),
@@ -162,7 +150,9 @@ def _states(
         kept[name] = call.scratch(C, width) if needed else None
     kept |= {"S_all": call.scratch(m, d), "M_all": call.scratch(m, d) if call.momentum else None}
     if call.programs:
-        call.launch("memory_prepare", call.programs, **kept, WU=kept["W"], RU=kept["R"], dy=dy, BACKWARD=backward)
+        call.launch("memory_measure", call.programs, **kept)
+    if call.programs and erase:
+        call.launch("memory_solve", call.programs, **kept, WU=kept["W"], RU=kept["R"], dy=dy, BACKWARD=backward)
     call.launch(
         "memory_states", N * H, **kept, first_chunk=first_chunk, S0=S0, M0=M0, S_end=S_end, M_end=M_end,
         STATE=S0 is not None, ENDS=S_end is not None,
@@ -233,8 +223,9 @@ def _memory_triton_backward(
         STATE=S0 is not None,
     )  # fmt: skip
     if call.programs:
-        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "dG": call.scratch(C, C) if eta else None}
-        for name in ("memory_values", "memory_scores", "memory_keys"):
+        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "by_read": call.scratch(C, C)}
+        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_LA", "by_lost")}
+        for name in ("memory_values", "memory_scores", "memory_keys", "memory_gates"):
             call.launch(name, call.programs, **kept, DGAMMA=dgamma)
     return out
 

@@ -25,14 +25,47 @@ class Launch(NamedTuple):
 
 
 # kernel: architecture: largest head size: launch. "any" is for architectures without a row of their own.
+# Tiles of C x C numbers take most registers: eight warps on NVIDIA, four on AMD, whose threads have 512 each. Smaller
+# turns of the loops (BD, BM) hold less at once; two stages load the next chunk's tiles while this one's are multiplied,
+# where there is the shared memory for it.
 TABLE: dict[str, dict[str, dict[int, Launch]]] = {
-    "memory_prepare": {"any": {256: Launch(64, 64, 8)}},
-    "memory_states": {"any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 4), 256: Launch(16, 0, 4)}},
-    "memory_output": {"any": {256: Launch(64, 64, 8)}},
-    "memory_backward_states": {"any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 4), 256: Launch(16, 0, 4)}},
-    "memory_values": {"any": {256: Launch(64, 64, 8)}},
-    "memory_scores": {"any": {256: Launch(64, 64, 8)}},
-    "memory_keys": {"any": {256: Launch(64, 64, 8)}},
+    "memory_measure": {"any": {256: Launch(64, 64, 4)}},
+    "memory_solve": {
+        "any": {256: Launch(32, 32, 8)},
+        "sm_90": {64: Launch(32, 32, 8), 256: Launch(64, 64, 8)},
+        "sm_100": {256: Launch(64, 64, 8)},
+        "gfx942": {256: Launch(64, 64, 4)},
+    },
+    "memory_states": {
+        "any": {128: Launch(32, 0, 4), 256: Launch(16, 0, 4)},
+        "sm_90": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
+        "sm_100": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
+    },
+    "memory_output": {"any": {256: Launch(64, 64, 8)}, "gfx942": {256: Launch(64, 64, 4)}},
+    "memory_backward_states": {
+        "any": {128: Launch(32, 0, 4), 256: Launch(16, 0, 4)},
+        "sm_90": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
+        "sm_100": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
+    },
+    "memory_values": {
+        "any": {256: Launch(32, 32, 8)},
+        "sm_90": {256: Launch(64, 64, 8)},
+        "sm_100": {256: Launch(64, 64, 8)},
+        "gfx942": {256: Launch(64, 64, 4)},
+    },
+    "memory_scores": {
+        "any": {256: Launch(32, 32, 8)},
+        "sm_90": {256: Launch(64, 64, 8)},
+        "sm_100": {256: Launch(64, 64, 8)},
+        "gfx942": {256: Launch(64, 64, 4)},
+    },
+    "memory_keys": {
+        "any": {256: Launch(32, 32, 8)},
+        "sm_90": {64: Launch(64, 64, 8), 256: Launch(32, 32, 8)},
+        "sm_100": {64: Launch(64, 64, 8), 256: Launch(32, 32, 8)},
+        "gfx942": {256: Launch(64, 64, 4)},
+    },
+    "memory_gates": {"any": {256: Launch(64, 64, 8)}, "gfx942": {256: Launch(64, 64, 4)}},
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 

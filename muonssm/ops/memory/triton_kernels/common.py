@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 C = tl.constexpr(64)
-PLANES = tl.constexpr(17)
+PLANES = tl.constexpr(20)
 
 SCALE = tl.constexpr(0)  # c, the scale of the write: u = c v
 A_ = tl.constexpr(1)  # A_t, what is left of S0 in S_t without erase
@@ -23,13 +23,18 @@ LG_END = tl.constexpr(6)  # LG[last, s]
 ERASE_ = tl.constexpr(7)  # e_t = eta beta_t
 NORM_K = tl.constexpr(8)
 NORM_V = tl.constexpr(9)
-D_SCALE = tl.constexpr(10)  # gradients of the above
-D_LA_END = tl.constexpr(11)
-D_CM_END = tl.constexpr(12)
-D_LG_END = tl.constexpr(13)
-D_LOG_ALPHA = tl.constexpr(14)  # what the chunk's own products contribute to the gates' gradients
-D_GAMMA = tl.constexpr(15)
-D_ERASE = tl.constexpr(16)
+BY_K = tl.constexpr(10)  # factors of k and v in their gradients, through the norms
+BY_V = tl.constexpr(11)
+D_BETA = tl.constexpr(12)  # what the write's scale contributes to the gradient of beta
+D_LA_END = tl.constexpr(13)  # gradients of the above
+D_CM_END = tl.constexpr(14)
+D_LG_END = tl.constexpr(15)
+D_ERASE = tl.constexpr(16)  # what the chunk's own products contribute to the gradient of e
+READ_S = tl.constexpr(17)  # q_t.(dY S0)_t, at the last step + <S0, dS1>
+READ_M = tl.constexpr(18)  # q_t.(dY M0)_t, at the last step + <M0, dS1>
+KEEP_M = tl.constexpr(19)  # at the last step <M0, dM1>
+FORGET_S = NORM_K  # k_t.(R S0)_t; the norms are not needed any more by then
+FORGET_M = NORM_V  # k_t.(R M0)_t
 
 
 @triton.jit
@@ -68,7 +73,9 @@ def load_number(vectors, base, plane, t):
 def load_rows(x, rows, live, first, width: tl.constexpr, B: tl.constexpr):
     """Columns `first` to `first + B` of the rows `[steps H, width]`, zero where there are none."""
     column = first + tl.arange(0, B)
-    return tl.load(x + rows[:, None] * width + column[None, :], mask=live[:, None] & (column < width)[None, :], other=0.0)
+    return tl.load(
+        x + rows[:, None] * width + column[None, :], mask=live[:, None] & (column < width)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -109,32 +116,53 @@ def load_tile_transposed(x, base, height: tl.constexpr, row, width: tl.constexpr
 
 
 @triton.jit
-def decay_matrix(a):
-    """X[t, s] = a_t ... a_{s+1} for s <= t, else 0: plain products, so gates of exactly 0 and 1 are exact."""
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    X = tl.cumprod(tl.where(t > s, a[:, None], 1.0), axis=0)
-    return tl.where(t >= s, X, 0.0)
+def cumulate(log_a):
+    """Cumulative logs as a float32 pair, and how many gates so far were 0: all that products of gates need.
+
+    The sum is float64's, so that a -100 within a chunk costs the other gates no digits; gates below 1e-86, which are 0
+    in float32, are counted instead, so that nothing is infinite.
+    """
+    zero = log_a < -200.0
+    total = tl.cumsum(tl.where(zero, 0.0, log_a).to(tl.float64), axis=0)
+    high = total.to(tl.float32)
+    return high, (total - high.to(tl.float64)).to(tl.float32), tl.cumsum(zero.to(tl.int32), axis=0)
 
 
 @triton.jit
-def load_gates(log_alpha, gamma, rows, live, start, h, gamma_step, gamma_head, MOMENTUM: tl.constexpr):
-    """alpha and gamma of the chunk, 1 where there is no step."""
-    alpha = tl.exp(tl.load(log_alpha + rows, mask=live, other=0.0))
-    if MOMENTUM:
-        at = (start + tl.arange(0, C)) * gamma_step + h * gamma_head
-        g = tl.load(gamma + at, mask=live, other=1.0)
-    else:
-        g = tl.zeros_like(alpha)
-    return alpha, g
+def decay_vector(log_a):
+    """a_t ... a_1 for every t."""
+    high, _, zeros = cumulate(log_a)
+    return tl.where(zeros == 0, tl.exp(high), 0.0)
 
 
 @triton.jit
-def decays(alpha, gamma, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr):
+def decay_matrix(log_a):
+    """X[t, s] = a_t ... a_{s+1} for s <= t, else 0. Gates of exactly 0 and 1 are exact, and nothing is divided."""
+    high, low, zeros = cumulate(log_a)
+    t = tl.arange(0, C)
+    X = tl.exp(tl.minimum((high[:, None] - high[None, :]) + (low[:, None] - low[None, :]), 0.0))
+    return tl.where((t[:, None] >= t[None, :]) & (zeros[:, None] == zeros[None, :]), X, 0.0)
+
+
+@triton.jit
+def load_log_alpha(log_alpha, rows, live):
+    """Log of alpha, 0 where there is no step."""
+    return tl.load(log_alpha + rows, mask=live, other=0.0)
+
+
+@triton.jit
+def load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head):
+    """Log of gamma at steps t of the chunk, 0 where not `live`."""
+    g = tl.load(gamma + (start + t) * gamma_step + h * gamma_head, mask=live, other=1.0)
+    return tl.where(g > 0.0, tl.log(tl.where(g > 0.0, g, 1.0)), -1000.0)  # 0, to `cumulate`
+
+
+@triton.jit
+def decays(log_alpha, log_gamma, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr):
     """LA, LG and Cm = LA LG of the chunk; without momentum LG is the identity."""
-    LA = decay_matrix(alpha)
+    LA = decay_matrix(log_alpha)
     if MOMENTUM:
-        LG = decay_matrix(gamma)
+        LG = decay_matrix(log_gamma)
         Cm = tl.dot(LA, LG, input_precision=PRECISION)
     else:
         t = tl.arange(0, C)
@@ -144,11 +172,20 @@ def decays(alpha, gamma, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def unit_lower_inverse(N, PRECISION: tl.constexpr):
-    """(I + N)^-1 of a strictly lower N: 16 x 16 diagonal blocks by forward substitution, then merged by products.
+def merge_blocks(T, N, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """Inverses of diagonal blocks twice as large, from those of size SIZE.
 
     Two blocks with inverses X, Y and Z below the first have [[X, 0], [-Y Z X, Y]] as their inverse.
     """
+    t = tl.arange(0, C)[:, None]
+    s = tl.arange(0, C)[None, :]
+    Z = tl.where((t // SIZE != s // SIZE) & (t // (2 * SIZE) == s // (2 * SIZE)), N, 0.0)
+    return T - tl.dot(T, tl.dot(Z, T, input_precision=PRECISION), input_precision=PRECISION)
+
+
+@triton.jit
+def unit_lower_inverse(N, PRECISION: tl.constexpr):
+    """(I + N)^-1 of a strictly lower N: 16 x 16 diagonal blocks by forward substitution, then merged by products."""
     block = tl.arange(0, C // 16)
     own = (block[:, None] == block[None, :])[:, None, :, None]
     D = tl.sum(tl.where(own, tl.reshape(N, (C // 16, 16, C // 16, 16)), 0.0), axis=2)
@@ -159,10 +196,4 @@ def unit_lower_inverse(N, PRECISION: tl.constexpr):
         row = tl.sum(tl.where(here, D, 0.0), axis=1)
         X = tl.where(here, X - tl.sum(row[:, :, None] * X, axis=1)[:, None, :], X)
     T = tl.reshape(tl.where(own, X[:, :, None, :], 0.0), (C, C))
-    t = tl.arange(0, C)[:, None]
-    s = tl.arange(0, C)[None, :]
-    for level in tl.static_range(2):
-        size: tl.constexpr = 16 << level
-        Z = tl.where((t // size != s // size) & (t // (2 * size) == s // (2 * size)), N, 0.0)
-        T = T - tl.dot(T, tl.dot(Z, T, input_precision=PRECISION), input_precision=PRECISION)
-    return T
+    return merge_blocks(merge_blocks(T, N, 16, PRECISION), N, 32, PRECISION)

@@ -1,6 +1,6 @@
 """Third kernel: every output reads the state its chunk starts with, the chunk's own writes, and the erase.
 
-    Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W
+Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W
 """
 
 from __future__ import annotations
@@ -8,7 +8,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import A_, C, G_, SCALE, chunk_rows, decays, load_gates, load_plane, load_rows, load_tile, product, store_rows
+from .common import (
+    A_,
+    G_,
+    SCALE,
+    C,
+    chunk_rows,
+    decays,
+    load_log_alpha,
+    load_log_gamma,
+    load_plane,
+    load_rows,
+    load_tile,
+    product,
+    store_rows,
+)
 
 
 @triton.jit
@@ -34,8 +48,9 @@ def output(
         Y += product(A[:, None] * Q, load_tile(S_all, base, m, key, d, column), OPERAND, PRECISION)
         if MOMENTUM:
             Y += product(g[:, None] * Q, load_tile(M_all, base, m, key, d, column), OPERAND, PRECISION)
-    alpha, gam = load_gates(log_alpha, gamma, rows, live, start, h, gamma_step, gamma_head, MOMENTUM)
-    LA, LG, Cm = decays(alpha, gam, MOMENTUM, PRECISION)
+    la = load_log_alpha(log_alpha, rows, live)
+    lg = load_log_gamma(gamma, start, tl.arange(0, C), live, h, gamma_step, gamma_head)
+    LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
     V = load_rows(v, rows, live, first, d, BD)
     Y += product(Cm * QK * load_plane(vectors, base, SCALE)[None, :], V, OPERAND, PRECISION)
     if ERASE:

@@ -17,7 +17,6 @@ import triton.language as tl
 
 from .common import (
     A_,
-    C,
     CM_END,
     ERASE_,
     G_,
@@ -25,6 +24,7 @@ from .common import (
     LA_END,
     LG_END,
     SCALE,
+    C,
     chunk_rows,
     load_number,
     load_plane,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...triton import config
+from ...triton.ahead import Variant
 from .backward import Gradients, backward, scratch_tiles
 from .common import Inputs, Span, States, Tile
 from .forward import forward
@@ -14,17 +15,8 @@ from .write import Norms, Rows, Shape, Write, finish, write_scales
 
 _WIDE, _COUNT = "*fp32", "i32"
 _STATES = States(_WIDE, _WIDE)
-_SPAN = Span("*i64", _COUNT, _COUNT, _COUNT)
+_SPAN = Span("*i64", _COUNT, _COUNT, _COUNT)._asdict()
 _WRITE = Write(1, 0.6, 1.0, 1e-6)
-
-
-class Variant(NamedTuple):
-    """A kernel with the types of its arguments (a tuple where it takes one, None where it is given none)."""
-
-    kernel: Any
-    types: dict[str, Any]
-    constants: dict[str, Any]
-    launch: config.Launch
 
 
 def variants(
@@ -45,14 +37,14 @@ def variants(
     )
     rows, norms = {"SHAPE": shape, "WRITE": _WRITE}, Norms(_WIDE, _WIDE, _WIDE)
     summary = Summary(*(_WIDE,) * 5)
-    ends = {"start": _STATES, "end": _STATES, "saved": _STATES, "span": _SPAN}
+    ends = {"start": _STATES, "end": _STATES, "saved": _STATES, **_SPAN}
     slots = scratch_tiles(config.SEGMENT, tiles["backward"].UNROLL)
 
     def variant(kernel: Any, name: str, types: dict[str, Any], **constants: Any) -> Variant:
         return Variant(kernel, types, constants, launches[name])
 
     across = {"outer": _STATES, "summary": summary, "inner": _STATES, "pieces": _COUNT}
-    sums = {"inputs": inputs, "summary": summary, "span": _SPAN}
+    sums = {"inputs": inputs, "summary": summary, **_SPAN}
     back = {"inputs": inputs, "dy": narrow, **ends, "scratch": _STATES, "out": parts}
     return {
         "write_scales": variant(write_scales, "rows", {"x": narrow, "dt": narrow, "B": narrow, "norms": norms}, **rows),

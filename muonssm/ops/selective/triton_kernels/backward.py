@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
+from .common import LENGTHS, advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -82,19 +82,21 @@ def retreat(inputs, dy, out, t, states, adjoints, A, lane, TILE: tl.constexpr, C
     return dS, dM, dA
 
 
-@triton.jit(do_not_specialize=["span"])
-def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constexpr, SLOTS: tl.constexpr):
+@triton.jit(do_not_specialize=LENGTHS)
+def backward(
+    inputs, dy, end, start, saved, scratch, out, offsets, length, piece, pieces, TILE: tl.constexpr, SLOTS: tl.constexpr
+):
     """Every gradient, from dy `[T, D]` and those of the last states, `end`. Grid: pieces, blocks of channels.
 
     `start` receives the gradients of the first states, `scratch` is `[pieces, SLOTS, D, N]`.
     """
     lane = lanes(TILE)
-    _, first, last, checkpoint = steps_of(span, TILE)
+    _, first, last, checkpoint = steps_of(offsets, length, piece, pieces, TILE)
     A = load_exponent(inputs.A, lane, TILE)
-    piece = tl.program_id(0).to(tl.int64)
-    slot = piece * SLOTS
-    dS = load_tile(end.S, piece, lane, TILE)
-    dM = load_tile(end.M, piece, lane, TILE)
+    own = tl.program_id(0).to(tl.int64)
+    slot = own * SLOTS
+    dS = load_tile(end.S, own, lane, TILE)
+    dM = load_tile(end.M, own, lane, TILE)
     dA = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     segments = (last - first + TILE.SEGMENT - 1) // TILE.SEGMENT
     for reverse in range(segments):
@@ -126,6 +128,6 @@ def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constex
             i = runs - 1 - j
             states = (load_tile(scratch.S, slot + i, lane, TILE), load_tile(scratch.M, slot + i, lane, TILE))
             dS, dM, dA = retreat(inputs, dy, out, t + i * TILE.UNROLL, states, (dS, dM, dA), A, lane, TILE, TILE.UNROLL)
-    store_tile(start.S, piece, dS, lane, TILE)
-    store_tile(start.M, piece, dM, lane, TILE)
-    store_tile(out.dA, piece, dA, lane, TILE)
+    store_tile(start.S, own, dS, lane, TILE)
+    store_tile(start.M, own, dM, lane, TILE)
+    store_tile(out.dA, own, dA, lane, TILE)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+LENGTHS = ["length", "piece", "pieces"]  # arguments that are no reason to compile again
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -32,7 +33,8 @@ class States(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How steps fall into sequences and pieces; never a reason to compile again."""
+    """How steps fall into sequences and pieces. The kernels take these one by one: in a tuple, Triton would compile
+    again for a number that is 1 or a multiple of 16."""
 
     offsets: Any  # [sequences + 1], int64: where packed sequences begin; None for rows of equal length
     length: Any  # steps of a row
@@ -63,23 +65,23 @@ def lanes(TILE: tl.constexpr):
 
 
 @triton.jit
-def steps_of(span, TILE: tl.constexpr):
+def steps_of(offsets, length, piece, pieces, TILE: tl.constexpr):
     """This program's sequence, its first step and end, and the number of its first checkpoint.
 
     Checkpoints lie one behind the other with no table: a sequence that begins at step s has the first at s / SEGMENT
     plus its own number, which leaves room for every segment begun before it.
     """
     program = tl.program_id(0).to(tl.int64)
-    sequence = program // span.pieces
-    if span.offsets is None:
-        start = sequence * span.length
-        end = start + span.length
+    sequence = program // pieces
+    if offsets is None:
+        start = sequence * length
+        end = start + length
     else:
-        start = tl.load(span.offsets + sequence)
-        end = tl.load(span.offsets + sequence + 1)
-    before = (program % span.pieces) * span.piece
+        start = tl.load(offsets + sequence)
+        end = tl.load(offsets + sequence + 1)
+    before = (program % pieces) * piece
     first = tl.minimum(start + before, end)
-    last = tl.minimum(first + span.piece, end)
+    last = tl.minimum(first + piece, end)
     return sequence, first, last, start // TILE.SEGMENT + sequence + before // TILE.SEGMENT
 
 

@@ -1,4 +1,4 @@
-"""The selective scan's Triton kernels against the float64 reference: run under the interpreter by test_triton_selective.
+"""The selective scan's Triton kernels against the float64 reference, under the interpreter: see test_triton_selective.
 
 Small sizes: an interpreted step takes some thirty milliseconds. So that few steps cross a checkpoint, these lie eight
 steps apart here.

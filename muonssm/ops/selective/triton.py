@@ -138,11 +138,14 @@ def _forward(
             step_kernel[cut.grid](*arguments, TILE=cut.tile, SHAPE=cut.shape, WRITE=cut.write, **cut.options)
             return y, S, M, S_saved, M_saved, scales
         scale = _scale(cut, x, dt, B, scales)
-        given, saved = Inputs(x, dt, B, C, A, gamma, scale), States(*(t if t.numel() else None for t in (S_saved, M_saved)))
+        given, saved = (
+            Inputs(x, dt, B, C, A, gamma, scale),
+            States(*(t if t.numel() else None for t in (S_saved, M_saved))),
+        )
         start, end = States(S0, M0), States(S, M)
         if cut.span.pieces > 1:
             start, end = _pieces(cut, given, None, start), cut.states(gamma)
-        forward_kernel[cut.grid](given, start, y, end, saved, cut.span, TILE=cut.tile, **cut.options)
+        forward_kernel[cut.grid](given, start, y, end, saved, *cut.span, TILE=cut.tile, **cut.options)
         if cut.span.pieces > 1:
             S, M = (t[cut.span.pieces - 1 :: cut.span.pieces].contiguous() for t in end)
     return y, S, M, S_saved, M_saved, scales
@@ -154,7 +157,7 @@ def _pieces(cut: _Cut, inputs: Inputs, dy: Tensor | None, outer: States) -> Stat
     inner = cut.states(inputs.gamma)
     launch = config.launch("selective_pieces", cut.N, support.architecture(inputs.x.device))
     tile, blocks = cut.tile._replace(BLOCK_D=launch.BD, UNROLL=launch.steps), -(-cut.D // launch.BD)
-    summarize[(cut.grid[0], blocks)](inputs, dy, summary, cut.span, TILE=tile, num_warps=launch.warps)
+    summarize[(cut.grid[0], blocks)](inputs, dy, summary, *cut.span, TILE=tile, num_warps=launch.warps)
     across = (outer, summary, inner, cut.span.pieces)
     carry[(cut.sequences, blocks)](*across, TILE=tile, REVERSE=dy is not None, num_warps=launch.warps)
     return inner
@@ -213,7 +216,7 @@ def _selective_triton_backward(
         if cut.span.pieces > 1:
             end, start = _pieces(cut, given, dy, end), cut.states(gamma)
         states = (end, start, States(S_saved, M_saved if momentum else None), States(*scratch))
-        arguments = (given, dy, *states, parts, cut.span)
+        arguments = (given, dy, *states, parts, *cut.span)
         backward_kernels.backward[cut.grid](*arguments, TILE=cut.tile, SLOTS=slots, **cut.options)
         if cut.span.pieces > 1:
             out[6:] = (t[:: cut.span.pieces].contiguous() for t in start)

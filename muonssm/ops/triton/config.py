@@ -69,18 +69,21 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 
-# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. Its tile
+# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. A tile
 # has 256 numbers each of S and M, eight a lane: twice as many spill here and there, and fill a device later.
+_TILES = {N: Launch(256 // N, 0, 1, steps=4) for N in (16, 32, 64, 128, 256)}
+_TWO_STEPS = {N: tile._replace(steps=2) for N, tile in _TILES.items()}
+_FOUR_STEPS_BELOW_128 = _TILES | {N: _TWO_STEPS[N] for N in (128, 256)}
 TABLE |= {
-    kernel: {
-        architecture: {N: Launch(256 // N, 0, 1, steps=steps) for N in (16, 32, 64, 128, 256)}
-        for architecture, steps in by_architecture.items()
-    }
-    for kernel, by_architecture in {
-        "selective_forward": {"any": 4},
-        "selective_backward": {"any": 2, "gfx942": 4},  # where there are registers to hold the states of four steps
-        "selective_pieces": {"any": 4},
-    }.items()
+    "selective_forward": {"any": _TILES},
+    "selective_pieces": {"any": _TILES},
+    # The states of as many steps are held as there are registers for.
+    "selective_backward": {
+        "any": _TWO_STEPS,
+        "sm_90": _FOUR_STEPS_BELOW_128,
+        "sm_100": _FOUR_STEPS_BELOW_128,
+        "gfx942": _TILES,
+    },
 }
 TABLE |= {
     "selective_step": {"any": {16: Launch(64, 0, 4), 64: Launch(16, 0, 4), 256: Launch(4, 0, 4)}},

@@ -2,10 +2,10 @@
 
     dS_t = dy_t C_t^T + a_{t+1} dS_{t+1}             dM_t = dS_t + gamma_{t+1} dM_{t+1}
 
-It needs S_{t-1}, S_t and M_{t-1} at every step. Each segment of 64 steps is walked forward once from its checkpoint,
-leaving the states before every UNROLL steps in scratch memory (32 tiles a program, which the second-level cache holds
-for the programs under way), and then backward: UNROLL steps forward again with all their states in registers, and back. Running the
-recurrence in reverse instead would divide by gates, which may be 0.
+It needs S_{t-1}, S_t and M_{t-1} at every step. Each segment is walked forward once from its checkpoint, leaving the
+states before every UNROLL steps in scratch memory, 18 to 32 tiles a program, which a second-level cache of 40 to 50 MB
+holds for most of the programs under way. Then backward: UNROLL steps forward again with all their states and gates in
+registers, and back. Running the recurrence in reverse instead would divide by gates, which may be 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import LENGTHS, advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -78,26 +78,25 @@ def retreat(inputs, dy, out, t, states, adjoints, A, lane, TILE: tl.constexpr, C
         tl.store(out.ddt + now * TILE.D + d, ddt, mask=d_mask)
         tl.store(out.dB + part * TILE.N + n, dB, mask=n_mask)
         dS = a[i] * dS
-        if TILE.MOMENTUM:
-            dM = all_gamma[i] * dM
-        else:
-            dM = dM * 0.0
+        dM = all_gamma[i] * dM if TILE.MOMENTUM else dM * 0.0
     return dS, dM, dA
 
 
-@triton.jit(do_not_specialize=["span"])
-def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constexpr, SLOTS: tl.constexpr):
+@triton.jit(do_not_specialize=LENGTHS)
+def backward(
+    inputs, dy, end, start, saved, scratch, out, offsets, length, piece, pieces, TILE: tl.constexpr, SLOTS: tl.constexpr
+):
     """Every gradient, from dy `[T, D]` and those of the last states, `end`. Grid: pieces, blocks of channels.
 
     `start` receives the gradients of the first states, `scratch` is `[pieces, SLOTS, D, N]`.
     """
     lane = lanes(TILE)
-    _, first, last, checkpoint = steps_of(span, TILE)
-    A = load_A(inputs.A, lane, TILE)
-    piece = tl.program_id(0).to(tl.int64)
-    slot = piece * SLOTS
-    dS = load_tile(end.S, piece, lane, TILE)
-    dM = load_tile(end.M, piece, lane, TILE)
+    _, first, last, checkpoint = steps_of(offsets, length, piece, pieces, TILE)
+    A = load_exponent(inputs.A, lane, TILE)
+    own = tl.program_id(0).to(tl.int64)
+    slot = own * SLOTS
+    dS = load_tile(end.S, own, lane, TILE)
+    dM = load_tile(end.M, own, lane, TILE)
     dA = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     segments = (last - first + TILE.SEGMENT - 1) // TILE.SEGMENT
     for reverse in range(segments):
@@ -120,12 +119,15 @@ def backward(inputs, dy, end, start, saved, scratch, out, span, TILE: tl.constex
         tl.debug_barrier()
         for j in range(stop - whole):
             i = stop - whole - 1 - j
-            states = (load_tile(scratch.S, slot + runs + i, lane, TILE), load_tile(scratch.M, slot + runs + i, lane, TILE))
+            states = (
+                load_tile(scratch.S, slot + runs + i, lane, TILE),
+                load_tile(scratch.M, slot + runs + i, lane, TILE),
+            )
             dS, dM, dA = retreat(inputs, dy, out, whole + i, states, (dS, dM, dA), A, lane, TILE, 1)
         for j in range(runs):
             i = runs - 1 - j
             states = (load_tile(scratch.S, slot + i, lane, TILE), load_tile(scratch.M, slot + i, lane, TILE))
             dS, dM, dA = retreat(inputs, dy, out, t + i * TILE.UNROLL, states, (dS, dM, dA), A, lane, TILE, TILE.UNROLL)
-    store_tile(start.S, piece, dS, lane, TILE)
-    store_tile(start.M, piece, dM, lane, TILE)
-    store_tile(out.dA, piece, dA, lane, TILE)
+    store_tile(start.S, own, dS, lane, TILE)
+    store_tile(start.M, own, dM, lane, TILE)
+    store_tile(out.dA, own, dA, lane, TILE)

@@ -1,5 +1,7 @@
 """What the kernels share: their arguments as tuples, where a program's steps lie, rows of inputs, and the gate."""
 
+# ruff: noqa: RUF005, RET505, SIM108  the compiler knows no starred tuples, and drops branches in this form only
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -7,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+LENGTHS = ["length", "piece", "pieces"]  # arguments that are no reason to compile again
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -30,7 +33,8 @@ class States(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How steps fall into sequences and pieces; never a reason to compile again."""
+    """How steps fall into sequences and pieces. The kernels take these one by one: in a tuple, Triton would compile
+    again for a number that is 1 or a multiple of 16."""
 
     offsets: Any  # [sequences + 1], int64: where packed sequences begin; None for rows of equal length
     length: Any  # steps of a row
@@ -61,23 +65,23 @@ def lanes(TILE: tl.constexpr):
 
 
 @triton.jit
-def steps_of(span, TILE: tl.constexpr):
+def steps_of(offsets, length, piece, pieces, TILE: tl.constexpr):
     """This program's sequence, its first step and end, and the number of its first checkpoint.
 
     Checkpoints lie one behind the other with no table: a sequence that begins at step s has the first at s / SEGMENT
     plus its own number, which leaves room for every segment begun before it.
     """
     program = tl.program_id(0).to(tl.int64)
-    sequence = program // span.pieces
-    if span.offsets is None:
-        start = sequence * span.length
-        end = start + span.length
+    sequence = program // pieces
+    if offsets is None:
+        start = sequence * length
+        end = start + length
     else:
-        start = tl.load(span.offsets + sequence)
-        end = tl.load(span.offsets + sequence + 1)
-    before = (program % span.pieces) * span.piece
+        start = tl.load(offsets + sequence)
+        end = tl.load(offsets + sequence + 1)
+    before = (program % pieces) * piece
     first = tl.minimum(start + before, end)
-    last = tl.minimum(first + span.piece, end)
+    last = tl.minimum(first + piece, end)
     return sequence, first, last, start // TILE.SEGMENT + sequence + before // TILE.SEGMENT
 
 
@@ -109,7 +113,7 @@ def load_tile(pointer, index, lane, TILE: tl.constexpr):
     d, n, d_mask, n_mask = lane
     if pointer is None:
         return tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
-    else:  # noqa: RET505  the compiler reads both ways otherwise
+    else:
         place = index * TILE.D * TILE.N + d[:, None] * TILE.N + n[None, :]
         return tl.load(pointer + place, mask=d_mask[:, None] & n_mask[None, :], other=0.0).to(tl.float32)
 
@@ -124,11 +128,11 @@ def store_tile(pointer, index, value, lane, TILE: tl.constexpr):
 
 
 @triton.jit
-def load_A(pointer, lane, TILE: tl.constexpr):
+def load_exponent(pointer, lane, TILE: tl.constexpr):
     """A log2(e), since the hardware's exponential is to base 2; None for LongHorn's gate."""
     if pointer is None:
         return None
-    else:  # noqa: RET505
+    else:
         return load_tile(pointer, 0, lane, TILE) * _LOG2_E
 
 

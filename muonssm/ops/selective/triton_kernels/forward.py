@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import LENGTHS, advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
 
 
 @triton.jit
@@ -20,18 +20,18 @@ def read(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
     return S[COUNT], M[COUNT]
 
 
-@triton.jit(do_not_specialize=["span"])
-def forward(inputs, start, y, end, saved, span, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=LENGTHS)
+def forward(inputs, start, y, end, saved, offsets, length, piece, pieces, TILE: tl.constexpr):
     """y `[T, D]`, the last states, and with `saved` the states before every segment. Grid: pieces, blocks of channels.
 
     `start` and `end` hold one S and M for each piece; `saved.M` may be None where there is no momentum.
     """
     lane = lanes(TILE)
-    _, first, last, checkpoint = steps_of(span, TILE)
-    A = load_A(inputs.A, lane, TILE)
-    piece = tl.program_id(0).to(tl.int64)
-    S = load_tile(start.S, piece, lane, TILE)
-    M = load_tile(start.M, piece, lane, TILE)
+    _, first, last, checkpoint = steps_of(offsets, length, piece, pieces, TILE)
+    A = load_exponent(inputs.A, lane, TILE)
+    own = tl.program_id(0).to(tl.int64)
+    S = load_tile(start.S, own, lane, TILE)
+    M = load_tile(start.M, own, lane, TILE)
     for t in range(first, last, TILE.SEGMENT):
         store_tile(saved.S, checkpoint, S, lane, TILE)
         store_tile(saved.M, checkpoint, M, lane, TILE)
@@ -42,5 +42,5 @@ def forward(inputs, start, y, end, saved, span, TILE: tl.constexpr):
             S, M = read(inputs, y, s, S, M, A, lane, TILE, TILE.UNROLL)
         for s in range(whole, stop):
             S, M = read(inputs, y, s, S, M, A, lane, TILE, 1)
-    store_tile(end.S, piece, S, lane, TILE)
-    store_tile(end.M, piece, M, lane, TILE)
+    store_tile(end.S, own, S, lane, TILE)
+    store_tile(end.M, own, M, lane, TILE)

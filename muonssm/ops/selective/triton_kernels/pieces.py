@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_A, load_steps, load_tile, steps_of, store_tile
+from .common import LENGTHS, advance, lanes, load_exponent, load_steps, load_tile, steps_of, store_tile
 
 
 class Summary(NamedTuple):
-    """What each piece does, float32: g `[pieces]`, the others `[pieces, D, N]`. S and M are those of the adjoints backward."""
+    """What each piece does, float32: g `[pieces]`, the others `[pieces, D, N]`; backward, S and M are the adjoints."""
 
     S: Any
     M: Any
@@ -72,12 +72,12 @@ def store_summary(summary, sums, lane, TILE: tl.constexpr):
     tl.store(summary.g + piece, sums[4], mask=tl.program_id(1) == 0)
 
 
-@triton.jit(do_not_specialize=["span"])
-def summarize(inputs, dy, summary, span, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=LENGTHS)
+def summarize(inputs, dy, summary, offsets, length, piece, pieces, TILE: tl.constexpr):
     """The summary of every piece; with dy that of the adjoints. Grid: pieces, blocks of channels."""
     lane = lanes(TILE)
-    _, first, last, _ = steps_of(span, TILE)
-    A = load_A(inputs.A, lane, TILE)
+    _, first, last, _ = steps_of(offsets, length, piece, pieces, TILE)
+    A = load_exponent(inputs.A, lane, TILE)
     S = tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
     M, X = S, S
     P = S + 1.0

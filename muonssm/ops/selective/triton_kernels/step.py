@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .common import advance, lanes, load_A, load_steps, load_tile, store_tile
+from .common import advance, lanes, load_exponent, load_steps, load_tile, store_tile
 from .write import scale_of, value_norm, vector_norm
 
 
@@ -23,7 +23,7 @@ def step(inputs, before, y, after, TILE: tl.constexpr, SHAPE: tl.constexpr, WRIT
     else:
         scale = WRITE.INSIDE * WRITE.OUTSIDE
     S, M = load_tile(before.S, t, lane, TILE), load_tile(before.M, t, lane, TILE)
-    S, M, _ = advance((dt, v, (scale,), gamma, B, C), S, M, load_A(inputs.A, lane, TILE), TILE, 1)
+    S, M, _ = advance((dt, v, (scale,), gamma, B, C), S, M, load_exponent(inputs.A, lane, TILE), TILE, 1)
     store_tile(after.S, t, S[1], lane, TILE)
     store_tile(after.M, t, M[1], lane, TILE)
     y += t * TILE.D

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from muonssm.ops.memory.triton_kernels import ahead as memory
+from muonssm.ops.selective.triton_kernels import ahead as selective
 from muonssm.ops.triton.ahead import TARGETS, compile_ahead
 from muonssm.ops.triton.config import CHUNK as C
 
@@ -44,7 +45,7 @@ def traffic(D: int, momentum: bool) -> tuple[float, float]:
     backward += 6 + 5 * square  # scores
     backward += 8 + (2 + 2 * n) * s + 2 * square  # keys
     backward += 3 + 3 * square  # gates
-    gates = 4 * 20  # bytes of the vectors
+    gates = 4 * 20  # bytes of the vectors, in as many planes
     return 2 * D * forward + 2 * gates, 2 * D * backward + 4 * gates
 
 
@@ -65,15 +66,17 @@ def roofline() -> None:
 
 
 def compiled(architectures: list[str], sizes: list[int]) -> None:
-    print("| kernel | head size | target | warps | registers | spills | shared memory | occupancy |")
+    """A row for every kernel, size (head size, or states of a channel) and target."""
+    print("| kernel | size | target | warps | registers | spills | shared memory | occupancy |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in memory.KERNELS:
-        for size in sizes:
+    for operator, variants in (("memory", memory.variants), ("selective", selective.variants)):
+        for size in sizes if operator == "memory" else [16, 64]:
             for architecture in architectures:
-                report = compile_ahead(memory.variants(architecture, size)[name], TARGETS[architecture])
-                shared = f"{report.shared / 1024:.1f} KiB"
-                row = (name, size, architecture, report.warps, report.registers, report.spills, shared)
-                print("|", " | ".join(map(str, row)), f"| {report.occupancy:.0%} |", flush=True)
+                for name, variant in variants(architecture, size).items():
+                    report = compile_ahead(variant, TARGETS[architecture])
+                    row = (name.removeprefix("memory_"), f"{operator} {size}", architecture, report.warps)
+                    numbers = (report.registers, report.spills, f"{report.shared / 1024:.1f} KiB")
+                    print("|", " | ".join(map(str, row + numbers)), f"| {report.occupancy:.0%} |", flush=True)
 
 
 def main() -> None:

@@ -42,9 +42,9 @@ def traffic(D: int, momentum: bool) -> tuple[float, float]:
     backward = measure + (4 + 4 + n) + (5 + n + (1 + n) * s)  # solve, states
     backward += 6 + (1 + n) * s  # the states' gradients
     backward += 7 + (1 + n) * s  # values
-    backward += 6 + 5 * square  # scores
+    backward += 6 + 6 * square  # scores
     backward += 8 + (2 + 2 * n) * s + 2 * square  # keys
-    backward += 3 + 3 * square  # gates
+    backward += 3 + 4 * square  # gates
     gates = 4 * 20  # bytes of the vectors, in as many planes
     return 2 * D * forward + 2 * gates, 2 * D * backward + 4 * gates
 

@@ -54,7 +54,7 @@ def spread(P, PRECISION: tl.constexpr):
 
 @triton.jit
 def gates(
-    v, log_alpha, gamma, chunks, vectors, du, by_LA, by_read, by_lost, dv, dlog_alpha, dbeta, dgamma,
+    v, log_alpha, gamma, chunks, vectors, du, by_YW, by_YU, by_RW, by_RU, dv, dlog_alpha, dbeta, dgamma,
     H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -83,12 +83,13 @@ def gates(
 
     # 2. alpha: what lies between two steps, and what lies before one.
     at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG made the states
-    dCm = load_tile(by_read, base, C, t, C, t).to(tl.float32)
+    dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
     dCm += tl.where(at_end, load_plane(vectors, base, D_CM_END)[None, :], 0.0)
     dLA = tl.where(at_end, load_plane(vectors, base, D_LA_END)[None, :], 0.0)
     if ERASE:
-        dCm += load_tile(by_lost, base, C, t, C, t)
-        dLA += load_tile(by_LA, base, C, t, C, t)
+        dCm += load_tile(by_RU, base, C, t, C, t)
+        dLA += load_tile(by_YW, base, C, t, C, t)
+        dLA += load_tile(by_RW, base, C, t, C, t)
     if MOMENTUM:
         lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
         LG = decay_matrix(lg)
@@ -105,7 +106,7 @@ def gates(
         dLG = tl.dot(tl.trans(LA), dCm, input_precision=PRECISION)
         dLG += tl.where(at_end, load_plane(vectors, base, D_LG_END)[None, :], 0.0)
         if ERASE:
-            dLG -= load_tile(by_lost, base, C, t, C, t)
+            dLG -= load_tile(by_RU, base, C, t, C, t)
         dLG = tl.where(t[:, None] >= t[None, :], dLG, 0.0)
         X = tl.dot(tl.trans(LG), dLG, input_precision=PRECISION)
         before = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)

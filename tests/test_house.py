@@ -47,6 +47,11 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def is_triton(path: Path) -> bool:
+    """Whether the file may import Triton: it is called so, or lies in a folder that is."""
+    return any(part.startswith("triton") for part in path.relative_to(ROOT / OWN).with_suffix("").parts)
+
+
 SOURCES = sorted((ROOT / OWN).rglob("*.py"))
 
 
@@ -61,7 +66,8 @@ def test_imports_point_one_way(path):
         if top == OWN and rest:
             assert rest[0] in allowed, f"{room} may not import {name}"
         elif room == "ops":
-            assert top in sys.stdlib_module_names | {"torch"}, f"ops imports torch only, not {name}"
+            kernels = {"triton"} if is_triton(path) else set()
+            assert top in sys.stdlib_module_names | {"torch"} | kernels, f"ops imports torch only, not {name}"
 
 
 def test_the_package_imports_with_torch_alone():
@@ -124,5 +130,7 @@ def test_files_and_functions_stay_short():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                if any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+                    continue  # a kernel has no other way to its tensors than one argument each
                 given = [a for a in arguments if a.arg not in ("self", "cls")]  # what a caller writes
                 assert len(given) <= 10, f"{path}: {node.name}"

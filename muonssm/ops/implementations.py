@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 
 from . import library
+from .triton import config as triton_config
+from .triton import support as triton_support
 
 
 class Problem(NamedTuple):
@@ -18,6 +20,7 @@ class Problem(NamedTuple):
     device: torch.device
     dtype: torch.dtype  # of the computation and the state: float32 or float64
     length: int  # steps of the longest sequence
+    width: int = 0  # key dimension, or states of a channel
     transformed: bool = False  # by torch.func or forward-mode differentiation, which see through torch's own ops only
 
 
@@ -57,6 +60,18 @@ class NativeImplementation(Implementation):
         return super().unsupported(problem) or library.unavailable()
 
 
+class TritonImplementation(Implementation):
+    """The Triton kernels: usable on a GPU, or on a CPU under Triton's interpreter."""
+
+    def unsupported(self, problem: Problem) -> str | None:
+        """Why the kernels cannot compute `problem`; None if they can."""
+        if problem.dtype == torch.float64:
+            return "the Triton kernels compute in float32, not float64"
+        if problem.width > triton_config.LARGEST:
+            return f"the Triton kernels hold {triton_config.LARGEST} key dimensions or states at most"
+        return super().unsupported(problem) or triton_support.unavailable(problem.device)
+
+
 # Import statements, one function each: a compiler follows these, where it cannot follow an import by name.
 
 
@@ -88,6 +103,13 @@ def _native() -> Modules:
     return Modules(memory, selective)
 
 
+def _triton() -> Modules:
+    from .memory import triton as memory
+    from .selective import triton as selective
+
+    return Modules(memory, selective)
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {
     implementation.name: implementation
     for implementation in (
@@ -97,7 +119,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step", _scan, transformable=True),
         Implementation("chunked", "matmuls within chunks, a short recurrence across them", _chunked),
         NativeImplementation("native", "C++ on a CPU: one pass over the state a step", _native, fused=True),
-        # `triton` (GPU) joins here, a subclass with its own `unsupported`.
+        TritonImplementation("triton", "Triton on a GPU: the chunked form as kernels", _triton, fused=True),
     )
 }
 
@@ -105,12 +127,12 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 def auto_order(problem: Problem) -> tuple[str, ...]:
     """Names that `impl="auto"` tries, best first.
 
-    On a CPU `native`, where it was built. Otherwise `reference` for a single step (decoding has nothing to
-    parallelise), and `chunked` for anything longer. `scan` costs a factor of m more work and is taken only when asked
-    for.
+    On a CPU `native`, where it was built, on a GPU `triton`, where it is installed. Otherwise `reference` for a single
+    step (decoding has nothing to parallelise), and `chunked` for anything longer. `scan` costs a factor of m more work
+    and is taken only when asked for.
     """
-    native = ("native",) if problem.device.type == "cpu" else ()
-    return (*native, "reference") if problem.length <= 1 else (*native, "chunked", "reference")
+    kernels = {"cpu": ("native",), "cuda": ("triton",)}.get(problem.device.type, ())
+    return (*kernels, "reference") if problem.length <= 1 else (*kernels, "chunked", "reference")
 
 
 def choose(impl: str, problem: Problem) -> Implementation:

@@ -78,7 +78,7 @@ class MambaArguments(ctypes.Structure):
     )
 
 
-def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
+def constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler (over a second)."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -107,7 +107,7 @@ def load() -> ctypes.CDLL:
     return library
 
 
-@_constant
+@constant
 def unavailable() -> str | None:
     """Why the kernels cannot be used on this machine; None if they can."""
     return _unavailable()
@@ -132,7 +132,7 @@ def _vector_bytes() -> int:
     return load().muonssm_vector_bytes()
 
 
-@_constant
+@constant
 def _lanes(itemsize: int) -> int:
     return _vector_bytes() // itemsize
 

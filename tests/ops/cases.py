@@ -15,7 +15,7 @@ from muonssm.ops import IMPLEMENTATIONS, MemoryState, Muon, muon_memory, muon_se
 # Relative RMS difference to the float64 reference, by the dtype of the inputs. Loosening one is a commit of its own.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
-IMPLS = tuple(IMPLEMENTATIONS)
+IMPLS = tuple(name for name in IMPLEMENTATIONS if name != "triton")  # which has no float64: see test_triton.py
 OPERATORS = ("memory", "selective", "longhorn")
 LENGTHS = (1, 63, 64, 65, 100)
 

@@ -7,6 +7,7 @@ import torch
 
 from muonssm.ops import IMPLEMENTATIONS, MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
 from muonssm.ops.implementations import Problem, auto_order, choose
+from muonssm.ops.triton import support
 
 B, L, H, m, d, D, N = 2, 6, 3, 4, 5, 5, 4
 
@@ -230,18 +231,28 @@ def test_a_named_implementation_is_never_replaced(monkeypatch):
         memory(impl="auto")
 
 
-def test_choice_is_a_function_of_the_problem_alone():
+def test_choice_is_a_function_of_the_problem_alone(monkeypatch):
     cpu = torch.device("cpu")
     cuda = torch.device("cuda")
     assert choose("auto", Problem(cpu, torch.float32, 1)).name == "native"
     assert choose("auto", Problem(cpu, torch.float32, 2)).name == "native"
     assert choose("auto", Problem(cpu, torch.float32, 2, transformed=True)).name == "reference"
+    assert choose("auto", Problem(cuda, torch.float32, 1)).name == "triton"
+    assert choose("auto", Problem(cuda, torch.float32, 2, width=256)).name == "triton"
+    assert choose("auto", Problem(cuda, torch.float32, 2, width=257)).name == "chunked"
+    assert choose("auto", Problem(cuda, torch.float64, 1)).name == "reference"
+    assert choose("auto", Problem(cuda, torch.float64, 2)).name == "chunked"
+    monkeypatch.setattr(support, "_importable", lambda: False)
     assert choose("auto", Problem(cuda, torch.float32, 1)).name == "reference"
     assert choose("auto", Problem(cuda, torch.float32, 2)).name == "chunked"
+    with pytest.raises(ValueError, match="triton is not installed"):
+        choose("triton", Problem(cuda, torch.float32, 2))
+    with pytest.raises(ValueError, match=r"the Triton kernels run on a GPU \(CUDA or ROCm\), not on cpu"):
+        choose("triton", Problem(cpu, torch.float32, 2))
     assert auto_order(Problem(cpu, torch.float64, 100)) == ("native", "chunked", "reference")
     with pytest.raises(ValueError, match="the C\\+\\+ kernels run on a CPU, not on cuda"):
         choose("native", Problem(cuda, torch.float32, 2))
-    for name in IMPLEMENTATIONS:
+    for name in IMPLEMENTATIONS.keys() - {"triton"}:
         assert choose(name, Problem(cpu, torch.float32, 5)).name == name
     mps = Problem(torch.device("mps"), torch.float64, 5)
     with pytest.raises(ValueError, match="the mps device has no float64"):

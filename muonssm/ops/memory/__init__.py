@@ -72,7 +72,7 @@ def muon_memory(
 
     dtype = compute_dtype(*inputs.values(), *(state or ()))
     longest = L if lengths is None else max(lengths)
-    problem = Problem(q.device, dtype, longest, checks.is_transformed())
+    problem = Problem(q.device, dtype, longest, m, checks.is_transformed())
     implementation = choose(impl, problem)
     module = implementation.load().memory
 

@@ -60,7 +60,7 @@ def muon_selective_scan(
 
     dtype = compute_dtype(*given.values(), *(state or ()))  # type: ignore[arg-type]
     longest = L if lengths is None else max(lengths)
-    problem = Problem(x.device, dtype, longest, checks.is_transformed())
+    problem = Problem(x.device, dtype, longest, N, checks.is_transformed())
     implementation = choose(impl, problem)
     module = implementation.load().selective
 

@@ -1,0 +1,266 @@
+"""The memory recurrence by Triton kernels: the chunked form, forward and backward, and a single step for decoding.
+
+Inputs go in as they came: the kernels scale the writes, walk packed sequences by their bounds and mask unfilled chunks.
+A forward pass is four launches (measure, solve, states, output) and keeps nothing but its inputs; the backward pass
+repeats the first three, then runs the states' gradients backwards, values, scores, keys and gates. docs/gpu.md has what
+is stored in between, and what it costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import library
+from ..config import Muon
+from ..rows import gamma_rows, widen
+from ..triton import config, support
+from .triton_kernels import common
+from .triton_kernels.ahead import KERNELS
+
+C = config.CHUNK
+TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def run_fused(
+    inputs: tuple[Tensor, ...],
+    eta: float,
+    muon: Muon,
+    state: tuple[Tensor, ...] | None,
+    cu_seqlens: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y `[B, L, H, d]` in v's dtype and the last S, M in float32, from q, k, v, log_alpha, beta as they came."""
+    q, k, v, log_alpha, beta = inputs
+    vectors = library.common_dtype((q, k, v), dtype)
+    log_alpha, beta = (widen(x, dtype).contiguous() for x in (log_alpha, beta))
+    gamma = gamma_rows(muon.gamma, dtype, v.device).contiguous()
+    S, M = (widen(x, dtype).contiguous() for x in state) if state else (None, None)
+    tensors = [*vectors, log_alpha, beta, gamma]
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, S, M))
+    offsets = library.sequence_offsets(v.shape[0], v.shape[1], cu_seqlens)
+    function = memory_triton if recorded or not library.is_plain(v) else _forward
+    settings = (float(eta), library.has_momentum(muon), library.write_numbers(muon))
+    y, S, M = function(tensors, S, M, offsets, *settings, recorded or cu_seqlens is not None)
+    return y.to(v.dtype), S, M
+
+
+@functools.lru_cache(maxsize=64)
+def _chunk_table(offsets: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """First step and length of every chunk `[n, 2]`, and each sequence's first chunk `[N + 1]`, int32."""
+    bounds = torch.tensor(offsets)
+    counts = (bounds.diff() + C - 1) // C
+    first = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    sequence = torch.repeat_interleave(torch.arange(counts.numel()), counts)
+    start = bounds[sequence] + C * (torch.arange(sequence.numel()) - first[sequence])
+    length = (bounds[sequence + 1] - start).clamp(max=C)
+    table = torch.stack((start, length), dim=1).to(torch.int32)
+    return table.to(device), first.to(device, torch.int32)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call's sizes and settings, and how its kernels are launched."""
+
+    inputs: list[Tensor]  # q, k, v, log_alpha, beta, gamma
+    offsets: tuple[int, ...]
+    eta: float
+    momentum: bool
+    write: list[float]
+
+    @property
+    def q(self) -> Tensor:
+        return self.inputs[0]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Sequences, heads, value and key dimension."""
+        return len(self.offsets) - 1, *self.inputs[2].shape[2:], self.q.shape[3]
+
+    @functools.cached_property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return _chunk_table(self.offsets, self.q.device)
+
+    @property
+    def programs(self) -> int:
+        """Chunks times heads."""
+        return self.tables[0].shape[0] * self.sizes[1]
+
+    @functools.cached_property
+    def architecture(self) -> str:
+        return support.architecture(self.q.device)
+
+    @property
+    def operand(self) -> torch.dtype:
+        return support.operand_dtype(self.q.dtype, self.architecture)
+
+    def scratch(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """What one kernel leaves for the next: `[chunks, H, *shape]`."""
+        return self.q.new_empty((self.tables[0].shape[0], self.sizes[1], *shape), dtype=dtype or self.operand)
+
+    def launch(self, name: str, programs: int, **arguments: Any) -> None:
+        """The kernel of that name, with what it asks for of the call's own settings."""
+        _, H, d, m = self.sizes
+        cut = config.launch(name, max(d, m), self.architecture)
+        BD, BM = min(cut.BD, config.padded(d)), min(cut.BM, config.padded(m))
+        kernel = KERNELS[name]
+        columns = triton.cdiv(d, BD) if name in ("memory_states", "memory_backward_states", "memory_output") else 1
+        columns = triton.cdiv(d, BD) if name == "memory_step" else columns
+        gamma = self.inputs[5]
+        steps, inside, outside, delta = self.write
+        own = {
+            **dict(zip(("q", "k", "v", "log_alpha", "beta", "gamma"), self.inputs, strict=True)),
+            "H": H, "m": m, "d": d, "MP": config.padded(m), "DP": config.padded(d), "BD": BD, "BM": BM,
+            "gamma_step": H if gamma.shape[0] * gamma.shape[1] > 1 else 0, "gamma_head": int(gamma.shape[2] > 1),
+            "eta": self.eta, "ERASE": self.eta != 0.0, "MOMENTUM": self.momentum, "STEPS": int(steps),
+            "inside": inside, "outside": outside, "delta": delta, "OPERAND": TYPES[self.operand],
+            "PRECISION": support.dot_precision(self.q.dtype, self.architecture),
+        } | arguments  # fmt: skip
+        given = {name: own[name] for name in kernel.arg_names}
+        with _on(self.q.device):
+            kernel[(programs, columns)](**given, num_warps=cut.warps, num_stages=cut.stages)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _states(
+    call: _Call, S0: Tensor | None, M0: Tensor | None, S_end: Tensor | None, M_end: Tensor | None, dy: Tensor | None
+) -> dict[str, Tensor | None]:
+    """The first kernels: fill S_end and M_end if given; returns what they leave, for a backward pass with `dy`."""
+    chunks, first_chunk = call.tables
+    N, H, d, m = call.sizes
+    erase, backward = call.eta != 0.0, dy is not None
+    kept: dict[str, Tensor | None] = {
+        "chunks": chunks,
+        "vectors": call.scratch(common.PLANES.value, C, dtype=torch.float32),
+    }
+    for name, width, needed in (
+        ("WS", m, erase), ("WM", m, erase and call.momentum), ("W", d, erase),
+        ("RS", m, erase and backward), ("R", d, erase and backward),
+    ):  # fmt: skip
+        kept[name] = call.scratch(C, width) if needed else None
+    kept |= {"S_all": call.scratch(m, d), "M_all": call.scratch(m, d) if call.momentum else None}
+    if call.programs:
+        call.launch("memory_measure", call.programs, **kept)
+    if call.programs and erase:
+        call.launch("memory_solve", call.programs, **kept, WU=kept["W"], RU=kept["R"], dy=dy, BACKWARD=backward)
+    call.launch(
+        "memory_states", N * H, **kept, first_chunk=first_chunk, S0=S0, M0=M0, S_end=S_end, M_end=M_end,
+        STATE=S0 is not None, ENDS=S_end is not None,
+    )  # fmt: skip
+    return kept
+
+
+def _forward(
+    inputs: list[Tensor],
+    S0: Tensor | None,
+    M0: Tensor | None,
+    offsets: Tensor,
+    eta: float,
+    momentum: bool,
+    write: list[float],
+    chunked: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, S, M; by the single-step kernel where every sequence has one step and `chunked` does not forbid it."""
+    call = _Call(inputs, tuple(offsets.tolist()), eta, momentum, write)
+    N, H, d, m = call.sizes
+    v = inputs[2]
+    y = torch.empty_like(v)
+    S, M = (v.new_empty((N, H, d, m), dtype=torch.float32) for _ in range(2))
+    if N and v.shape[1] == 1 and not chunked:
+        call.launch("memory_step", N * H, S0=S0, M0=M0, y=y, S_end=S, M_end=M, STATE=S0 is not None)
+    elif N:
+        kept = _states(call, S0, M0, S, M, None)
+        if v.numel():
+            call.launch("memory_output", call.programs, **kept, y=y)
+    return y, S, M
+
+
+memory_triton = torch.library.custom_op("muonssm::memory_triton", _forward, mutates_args=())
+
+
+@memory_triton.register_fake
+def _(inputs, S0, M0, offsets, eta, momentum, write, chunked):  # type: ignore[no-untyped-def]
+    q, _, v, *_ = inputs
+    state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
+    return torch.empty_like(v), *(v.new_empty(state, dtype=torch.float32) for _ in range(2))
+
+
+@torch.library.custom_op("muonssm::memory_triton_backward", mutates_args=())
+def _memory_triton_backward(
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    S0: Tensor | None,
+    M0: Tensor | None,
+    offsets: Tensor,
+    eta: float,
+    momentum: bool,
+    write: list[float],
+    dgamma: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v, log_alpha, beta, gamma (`[B, L, H]`, empty unless asked for), S0, M0 (empty without)."""
+    out = _gradients(inputs, S0, dgamma)
+    call = _Call(inputs, tuple(offsets.tolist()), eta, momentum, write)
+    N, H, d, m = call.sizes
+    if N == 0:
+        return out
+    dy, dS_end, dM_end = (x.contiguous() for x in grads)
+    kept = _states(call, S0, M0, None, None, dy)
+    kept |= {"dS_all": call.scratch(m, d), "dM_all": call.scratch(m, d) if momentum else None}
+    names = ("dq", "dk", "dv", "dlog_alpha", "dbeta", "dgamma", "dS0", "dM0")
+    kept |= {"dy": dy, **dict(zip(names, out, strict=True))}
+    call.launch(
+        "memory_backward_states", N * H, **kept, first_chunk=call.tables[1], dS_end=dS_end, dM_end=dM_end,
+        STATE=S0 is not None,
+    )  # fmt: skip
+    if call.programs:
+        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "by_YU": call.scratch(C, C)}
+        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_YW", "by_RW", "by_RU")}
+        for name in ("memory_values", "memory_scores", "memory_keys", "memory_gates"):
+            call.launch(name, call.programs, **kept, DGAMMA=dgamma)
+    return out
+
+
+@_memory_triton_backward.register_fake
+def _(grads, inputs, S0, M0, offsets, eta, momentum, write, dgamma):  # type: ignore[no-untyped-def]
+    return _gradients(inputs, S0, dgamma)
+
+
+def _gradients(inputs: list[Tensor], S0: Tensor | None, dgamma: bool) -> list[Tensor]:
+    """Empty tensors for the gradients."""
+    *first, beta, _ = inputs
+    states = [torch.empty_like(S0) if S0 is not None else beta.new_empty(0) for _ in range(2)]
+    return [*(torch.empty_like(x) for x in (*first, beta)), beta.new_empty(beta.shape if dgamma else 0), *states]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, S0, M0, offsets, eta, momentum, write, _ = inputs
+    ctx.save_for_backward(*tensors, S0, M0, offsets)
+    ctx.settings = (eta, momentum, write)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
+    *inputs, S0, M0, offsets = ctx.saved_tensors
+    q, _, v, _, beta, gamma = inputs
+    state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
+    grads = library.materialize(given, (v, beta, beta), (v.shape, state, state))
+    eta, momentum, write = ctx.settings
+    momentum = momentum or given[2] is not None  # with gamma 0 the kernels without momentum know only of the last M
+    dgamma = ctx.needs_input_grad[0][5]
+    *first, by_gamma, dS0, dM0 = _memory_triton_backward(grads, inputs, S0, M0, offsets, eta, momentum, write, dgamma)
+    by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None
+    states = (None, None) if S0 is None else (dS0, dM0)
+    return [*first, by_gamma], *states, None, None, None, None, None
+
+
+memory_triton.register_autograd(_backward, setup_context=_save)

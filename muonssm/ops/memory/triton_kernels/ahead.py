@@ -1,0 +1,54 @@
+"""Every kernel as it is launched for a model, for compiling without a GPU: `ops/triton/ahead.py` does, and reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from ...triton import config, support
+from ...triton.ahead import Variant
+from .gates import gates
+from .gradients import scores, values
+from .keys import keys
+from .output import output
+from .prepare import measure, solve
+from .states import backward_states, forward_states
+from .step import step
+
+KERNELS = {
+    "memory_measure": measure,
+    "memory_solve": solve,
+    "memory_states": forward_states,
+    "memory_output": output,
+    "memory_backward_states": backward_states,
+    "memory_values": values,
+    "memory_scores": scores,
+    "memory_keys": keys,
+    "memory_gates": gates,
+    "memory_step": step,
+}
+_WIDE = "log_alpha beta gamma vectors S0 M0 S_end M_end dS_end dM_end dS0 dM0 dlog_alpha dbeta dgamma"
+_TYPES = dict.fromkeys(_WIDE.split(), "*fp32") | {"chunks": "*i32", "first_chunk": "*i32"}
+_TYPES |= dict.fromkeys(("H", "gamma_step", "gamma_head"), "i32")
+_TYPES |= dict.fromkeys(("eta", "inside", "outside", "delta"), "fp32")
+
+
+def variants(architecture: str, size: int) -> dict[str, Variant]:
+    """The kernels of training and decoding on bfloat16, with all there is: momentum, erase, states, gamma's gradient.
+
+    `memory_solve` is the backward pass's, which does more.
+    """
+    precision = support.dot_precision(torch.bfloat16, architecture)
+    found = {}
+    for name, kernel in KERNELS.items():
+        cut = config.launch(name, size, architecture)
+        known: dict[str, Any] = {"m": size, "d": size, "MP": size, "DP": size}
+        known |= {"BD": min(cut.BD, size), "BM": min(cut.BM, size), "STEPS": 1}
+        known |= dict.fromkeys(("MOMENTUM", "ERASE", "BACKWARD", "DGAMMA", "STATE", "ENDS"), True)
+        known |= {"OPERAND": tl.bfloat16, "PRECISION": precision}
+        constants = {argument: known[argument] for argument in kernel.arg_names if argument in known}
+        types = {argument: _TYPES.get(argument, "*bf16") for argument in kernel.arg_names if argument not in constants}
+        found[name] = Variant(kernel, types, constants, cut)
+    return found

@@ -1,0 +1,142 @@
+"""First kernels: all of a chunk that does not depend on the states.
+
+`measure`: the scale of every write from the norms of its key and value, and the decays from the chunk's start and to
+its end. `solve`, where there is an erase:
+
+    (I + e LA * G) W = -e [ A K S0^T + (g - Gam) K M0^T + ((Cm - LG) * G) U ],   G = K K^T, strictly lower parts
+
+With T the inverse, W = WU + WS S0^T + WM M0^T. The backward pass solves the transposed system for R, the gradient of
+the right-hand side: R = T^T [ (LA * Q K^T)^T dY + LA[last,:] K dS1^T ] = RU + RS dS1^T.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...triton.write import add_to_norm, write_scale
+from .common import (
+    A_,
+    CM_END,
+    ERASE_,
+    G_,
+    GAM,
+    LA_END,
+    LG_END,
+    NORM_K,
+    NORM_V,
+    SCALE,
+    C,
+    chunk_rows,
+    decay_matrix,
+    decay_vector,
+    decays,
+    load_log_alpha,
+    load_log_gamma,
+    load_plane,
+    load_rows,
+    product,
+    store_plane,
+    store_tile,
+    unit_lower_inverse,
+)
+
+
+@triton.jit
+def norm(x, rows, live, width: tl.constexpr, B: tl.constexpr):
+    """|x| of every row."""
+    largest = tl.zeros((C,), dtype=tl.float32)
+    total = tl.zeros((C,), dtype=tl.float32)
+    for j in range(0, width, B):
+        largest, total = add_to_norm(largest, total, load_rows(x, rows, live, j, width, B).to(tl.float32))
+    return largest * tl.sqrt(total)
+
+
+@triton.jit
+def measure(
+    k, v, log_alpha, beta, gamma, chunks, vectors, H, gamma_step, gamma_head, eta, inside, outside, delta,
+    m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, STEPS: tl.constexpr, MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    """The first planes of `vectors`."""
+    base = tl.program_id(0).to(tl.int64)
+    h = base % H
+    rows, live, start, last = chunk_rows(chunks, base // H, h, H)
+    t = tl.arange(0, C)
+    b = tl.load(beta + rows, mask=live, other=0.0)
+    norm_k = tl.zeros((C,), dtype=tl.float32)
+    norm_v = tl.zeros((C,), dtype=tl.float32)
+    if STEPS >= 0:
+        norm_k = norm(k, rows, live, m, BM)
+        norm_v = norm(v, rows, live, d, BD)
+    store_plane(vectors, base, SCALE, write_scale(norm_k, norm_v, b, inside, outside, delta, STEPS))
+    store_plane(vectors, base, ERASE_, eta * b)
+    store_plane(vectors, base, NORM_K, norm_k)
+    store_plane(vectors, base, NORM_V, norm_v)
+
+    la = load_log_alpha(log_alpha, rows, live)
+    LA = decay_matrix(la)
+    LA_end = tl.sum(tl.where((t == last)[:, None], LA, 0.0), axis=0)
+    store_plane(vectors, base, A_, decay_vector(la))
+    store_plane(vectors, base, LA_END, LA_end)
+    if MOMENTUM:
+        lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
+        LG = decay_matrix(lg)
+        Gam = decay_vector(lg)
+        store_plane(vectors, base, G_, tl.sum(LA * Gam[None, :], axis=1))
+        store_plane(vectors, base, GAM, Gam)
+        store_plane(vectors, base, CM_END, tl.sum(LA_end[:, None] * LG, axis=0))
+        store_plane(vectors, base, LG_END, tl.sum(tl.where((t == last)[:, None], LG, 0.0), axis=0))
+    else:
+        store_plane(vectors, base, G_, tl.zeros((C,), dtype=tl.float32))
+        store_plane(vectors, base, GAM, tl.zeros((C,), dtype=tl.float32))
+        store_plane(vectors, base, CM_END, LA_end)
+        store_plane(vectors, base, LG_END, tl.where(t == last, 1.0, 0.0))
+
+
+@triton.jit
+def solve(
+    q, k, v, log_alpha, gamma, dy, chunks, vectors, WS, WM, WU, RS, RU, H, gamma_step, gamma_head,
+    m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+    MOMENTUM: tl.constexpr, BACKWARD: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """WS, WM `[n, H, C, m]` and WU `[n, H, C, d]`; BACKWARD: RS and RU, too."""
+    base = tl.program_id(0).to(tl.int64)
+    h = base % H
+    rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
+    t = tl.arange(0, C)
+    G = tl.zeros((C, C), dtype=tl.float32)
+    QK = tl.zeros((C, C), dtype=tl.float32)
+    for j in range(0, m, BM):
+        K = load_rows(k, rows, live, j, m, BM)
+        G += product(K, tl.trans(K), OPERAND, PRECISION)
+        if BACKWARD:
+            QK += product(load_rows(q, rows, live, j, m, BM), tl.trans(K), OPERAND, PRECISION)
+    la = load_log_alpha(log_alpha, rows, live)
+    lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
+    LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
+    G = tl.where(t[:, None] > t[None, :], load_plane(vectors, base, ERASE_)[:, None] * G, 0.0)
+    lost = (-load_plane(vectors, base, SCALE)[None, :] * (Cm - LG) * G).to(OPERAND)
+    reads = (LA * QK).to(OPERAND)
+    T = unit_lower_inverse(LA * G, PRECISION).to(OPERAND)
+
+    TL = product(T, lost, OPERAND, PRECISION).to(OPERAND)
+    for j in range(0, d, BD):
+        V = load_rows(v, rows, live, j, d, BD)
+        store_tile(WU, base, C, t, d, j + tl.arange(0, BD), product(TL, V, OPERAND, PRECISION))
+    for j in range(0, m, BM):
+        column = j + tl.arange(0, BM)
+        e = load_plane(vectors, base, ERASE_)
+        K = load_rows(k, rows, live, j, m, BM).to(tl.float32)
+        X = (-e * load_plane(vectors, base, A_))[:, None] * K
+        store_tile(WS, base, C, t, m, column, product(T, X, OPERAND, PRECISION))
+        if MOMENTUM:
+            X = (-e * (load_plane(vectors, base, G_) - load_plane(vectors, base, GAM)))[:, None] * K
+            store_tile(WM, base, C, t, m, column, product(T, X, OPERAND, PRECISION))
+        if BACKWARD:
+            X = load_plane(vectors, base, LA_END)[:, None] * K
+            store_tile(RS, base, C, t, m, column, product(tl.trans(T), X, OPERAND, PRECISION))
+    if BACKWARD:
+        reads = tl.trans(product(reads, T, OPERAND, PRECISION)).to(OPERAND)
+        for j in range(0, d, BD):
+            dY = load_rows(dy, rows, live, j, d, BD)
+            store_tile(RU, base, C, t, d, j + tl.arange(0, BD), product(reads, dY, OPERAND, PRECISION))

@@ -1,0 +1,82 @@
+"""The scale of a normalised write and its derivatives, for kernels: see `normalization.write_scale`.
+
+    sigma = inside |beta| |v| |k|,  s = sigma / max(sigma, delta),  c = outside inside beta gain(s) / max(sigma, delta)
+
+STEPS is -1 where nothing is normalised (c = inside outside beta), 0 for the division alone, otherwise how often the
+Newton-Schulz polynomial is applied.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..normalization import A, B, C
+
+NS_A, NS_B, NS_C = tl.constexpr(A), tl.constexpr(B), tl.constexpr(C)
+TINY = tl.constexpr(1.1754943508222875e-38)
+
+
+@triton.jit
+def add_to_norm(largest, total, x):
+    """A running norm over columns, largest * sqrt(total), with `x` added: squares of huge values do not overflow."""
+    new = tl.maximum(largest, tl.max(tl.abs(x), axis=1))
+    scale = 1.0 / tl.maximum(new, TINY)
+    x = x * scale[:, None]
+    keep = largest * scale
+    return new, total * keep * keep + tl.sum(x * x, axis=1)
+
+
+@triton.jit
+def gain(x, STEPS: tl.constexpr):
+    """rho^STEPS(s) / s and its derivative, both as functions of x = s^2."""
+    f = x * 0.0 + 1.0
+    df = x * 0.0
+    for _ in tl.static_range(STEPS):
+        square = f * f * x
+        dsquare = 2.0 * f * df * x + f * f
+        p = NS_A + square * (NS_B + square * NS_C)
+        df = df * p + f * (NS_B + 2.0 * NS_C * square) * dsquare
+        f = f * p
+    return f, df
+
+
+@triton.jit
+def write_scale(norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr):
+    """c, with which the normalised write is c v k^T."""
+    c = inside * outside * beta
+    if STEPS >= 0:
+        sigma = inside * tl.abs(beta) * norm_v * norm_k
+        floor = tl.maximum(sigma, delta)
+        s = sigma / floor
+        f, _ = gain(s * s, STEPS)
+        c = c * f / floor
+    return c
+
+
+@triton.jit
+def write_scale_backward(dc, norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr):
+    """dbeta, and the factors by which k and v enter their gradients: dk = by_k k, dv = by_v v.
+
+    Above the floor c = outside rho(1) sign(beta) / (|v| |k|); below it nothing is divided by a norm, which may be 0.
+    """
+    dbeta = dc * inside * outside
+    by_k = dc * 0.0
+    by_v = dc * 0.0
+    if STEPS >= 0:
+        sigma = inside * tl.abs(beta) * norm_v * norm_k
+        floor = tl.maximum(sigma, delta)
+        s = sigma / floor
+        f, df = gain(s * s, STEPS)
+        above = sigma > delta
+        unit = outside * inside / floor  # c = unit beta f
+        dunit = dc * unit
+        dbeta = tl.where(above, 0.0, dunit * (f + 2.0 * df * s * s))
+        dc_c = dunit * beta * f
+        scale = inside * tl.abs(beta) / floor
+        below = dunit * beta * 2.0 * df
+        safe_k = tl.where(above, norm_k, 1.0)
+        safe_v = tl.where(above, norm_v, 1.0)
+        by_k = tl.where(above, -dc_c / safe_k / safe_k, below * (scale * norm_v) * (scale * norm_v))
+        by_v = tl.where(above, -dc_c / safe_v / safe_v, below * (scale * norm_k) * (scale * norm_k))
+    return dbeta, by_k, by_v

@@ -135,7 +135,7 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def _states(
     call: _Call, S0: Tensor | None, M0: Tensor | None, S_end: Tensor | None, M_end: Tensor | None, dy: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """The first kernels: fills S_end and M_end if given; returns what lies in between, for a backward pass with `dy`."""
+    """The first kernels: fill S_end and M_end if given; returns what they leave, for a backward pass with `dy`."""
     chunks, first_chunk = call.tables
     N, H, d, m = call.sizes
     erase, backward = call.eta != 0.0, dy is not None

@@ -74,10 +74,8 @@ class Report:
         a_warp = -(-self.registers * lanes // t.granularity) * t.granularity
         overhead = 0 if t.is_amd else 1024  # CUDA keeps 1 KiB of a program's shared memory for itself
         by_shared = t.shared_unit // (self.shared + overhead) if self.shared + overhead else t.programs
-        if t.is_amd:  # a wave stays on its SIMD
-            by_registers = 4 * min(8, 512 * 64 // a_warp) // self.warps
-        else:
-            by_registers = t.registers // a_warp // self.warps
+        simds = 4 if t.is_amd else 1  # a wave stays on its SIMD
+        by_registers = simds * min(t.warps // simds, t.registers // simds // a_warp) // self.warps
         by_tensor_memory = 512 // self.tensor_memory if self.tensor_memory else t.programs
         return min(by_registers, by_shared, by_tensor_memory, t.warps // self.warps, t.programs)
 

@@ -1,6 +1,6 @@
 """The scale of a normalised write and its derivatives, for kernels: see `normalization.write_scale`.
 
-    sigma = inside |beta| |v| |k|,   s = sigma / max(sigma, delta),   c = outside inside beta gain(s) / max(sigma, delta)
+    sigma = inside |beta| |v| |k|,  s = sigma / max(sigma, delta),  c = outside inside beta gain(s) / max(sigma, delta)
 
 STEPS is -1 where nothing is normalised (c = inside outside beta), 0 for the division alone, otherwise how often the
 Newton-Schulz polynomial is applied.

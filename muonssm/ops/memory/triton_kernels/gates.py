@@ -58,7 +58,7 @@ def gates(
     H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv `[steps, H, d]`, through the write and through the norm in its scale, and the gates' gradients `[steps, H]`."""
+    """dv `[steps, H, d]`, through the write and the norm in its scale, and the gates' gradients `[steps, H]`."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, last = chunk_rows(chunks, base // H, h, H)

@@ -133,6 +133,7 @@ def scores(
             YW += product(dY, tl.trans(w), OPERAND, PRECISION)
     YU = tl.where(t[:, None] >= t[None, :], YU * load_plane(vectors, base, SCALE)[None, :], 0.0)
     store_tile(dQK, base, C, t, C, t, LA * YW + Cm * YU)
+    Cm -= LG
     QK = tl.zeros((C, C), dtype=tl.float32)
     for j in range(0, m, BM):
         K = tl.trans(load_rows(k, rows, live, j, m, BM))
@@ -159,7 +160,7 @@ def scores(
         e = load_plane(vectors, base, ERASE_)
         store_tile(by_LA, base, C, t, C, t, YW - e[:, None] * G * RW)
         store_tile(by_lost, base, C, t, C, t, -e[:, None] * G * RU)
-        X = LA * RW + (Cm - LG) * RU
+        X = LA * RW + Cm * RU
         store_plane(vectors, base, D_ERASE, -tl.sum(G * X, axis=1))
         X = -e[:, None] * X
         store_tile(dG, base, C, t, C, t, X + tl.trans(X))

@@ -1,7 +1,8 @@
 """Gradients of queries and keys, with what the states contribute to them.
 
     dQ = A (dY S0) + g (dY M0) + dQK K
-    dK = dQK^T Q + (dG + dG^T) K + (LA[last,:] W + Cm[last,:] U) dS1 + LG[last,:] U dM1 - e A (R S0) - e (g - Gam) (R M0)
+    dK = dQK^T Q + (dG + dG^T) K + (LA[last,:] W + Cm[last,:] U) dS1 + LG[last,:] U dM1
+         - e A (R S0) - e (g - Gam) (R M0)
 
 Vectors are loaded where they are used, and again where they are used again: held across a loop they cost registers.
 """

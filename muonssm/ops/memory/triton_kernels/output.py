@@ -50,7 +50,7 @@ def output(
             Y += product(g[:, None] * Q, load_tile(M_all, base, m, key, d, column), OPERAND, PRECISION)
     la = load_log_alpha(log_alpha, rows, live)
     lg = load_log_gamma(gamma, start, tl.arange(0, C), live, h, gamma_step, gamma_head)
-    LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
+    LA, _, Cm = decays(la, lg, MOMENTUM, PRECISION)
     V = load_rows(v, rows, live, first, d, BD)
     Y += product(Cm * QK * load_plane(vectors, base, SCALE)[None, :], V, OPERAND, PRECISION)
     if ERASE:

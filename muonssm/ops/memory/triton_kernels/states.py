@@ -93,7 +93,7 @@ def forward_states(
             S += load_number(vectors, base, G_, last) * M
             U = load_plane(vectors, base, LG_END)[:, None] * U
             M = load_number(vectors, base, GAM, last) * M + product(K, U, OPERAND, PRECISION)
-        elif ENDS:
+        elif ENDS:  # noqa: SIM102  the one is known to the compiler, the other is not
             if chunk == stop - 1:  # without momentum M is the last write
                 M = product(K, load_plane(vectors, base, LG_END)[:, None] * U, OPERAND, PRECISION)
     if ENDS:

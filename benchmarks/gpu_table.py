@@ -1,0 +1,95 @@
+"""The tables of docs/gpu.md: `python benchmarks/gpu_table.py`. Needs Triton, no GPU; ten minutes on two cores.
+
+Registers, shared memory and occupancy are what the compilers say; flops and bytes are counted from the kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from muonssm.ops.memory.triton_kernels import ahead as memory
+from muonssm.ops.selective.triton_kernels import ahead as selective
+from muonssm.ops.triton.ahead import TARGETS, compile_ahead
+from muonssm.ops.triton.config import CHUNK as C
+
+PEAK, BANDWIDTH = 989e12, 3.35e12  # H100 SXM, NVIDIA's data sheet: dense bfloat16 flops and bytes a second
+
+
+def flops(D: int, momentum: bool) -> tuple[float, float]:
+    """Forward and backward flops of products a step and head, d = m = D. tf32 ones count double: half the rate."""
+    n = int(momentum)
+    square, cube, state = C * C * D, C**3, C * D * D
+    solve = (2 + n) * square + square + (4 + n) * 2 * cube + cube  # G, WS (WM), WU; the inverse (and Cm), T lost
+    states, output = (2 + 2 * n) * state, (1 + n) * state + 3 * square + n * 2 * cube
+    forward = solve + states + output
+    backward = solve + 3 * square + cube + states  # Q K^T, RS, RU
+    backward += (3 + 2 * n) * state  # the states' gradients
+    backward += (1 + n) * state + 4 * square + n * 2 * cube  # values
+    backward += 6 * square + n * 2 * cube  # scores
+    backward += (3 + 3 * n) * state + 3 * square  # keys
+    backward += (1 + n) * 2 * cube + n * 4 * cube  # gates
+    return 2 * forward / C, 2 * backward / C
+
+
+def traffic(D: int, momentum: bool) -> tuple[float, float]:
+    """Forward and backward bytes a step and head that must move, every tensor once a kernel; in bfloat16.
+
+    Counted in rows of D numbers; a state a chunk is D / C of them, a C x C matrix C / D.
+    """
+    n, s, square = int(momentum), D / C, C / D
+    measure = 2 * n  # without normalisation the norms are not taken
+    forward = measure + (2 + 2 + n) + (5 + n + (1 + n) * s) + (5 + (1 + n) * s)  # solve, states, output
+    backward = measure + (4 + 4 + n) + (5 + n + (1 + n) * s)  # solve, states
+    backward += 6 + (1 + n) * s  # the states' gradients
+    backward += 7 + (1 + n) * s  # values
+    backward += 6 + 5 * square  # scores
+    backward += 8 + (2 + 2 * n) * s + 2 * square  # keys
+    backward += 3 + 3 * square  # gates
+    gates = 4 * 20  # bytes of the vectors, in as many planes
+    return 2 * D * forward + 2 * gates, 2 * D * backward + 4 * gates
+
+
+def roofline() -> None:
+    print("| head size | pass | | kflop a step | bytes a step | flop / byte | bound by | ratio to plain |")
+    print("|---|---|---|---|---|---|---|---|")
+    for D in (64, 128):
+        for which, title in ((0, "forward"), (1, "backward")):
+            plain = max(flops(D, False)[which] / PEAK, traffic(D, False)[which] / BANDWIDTH)
+            for momentum in (True, False):
+                f, b = flops(D, momentum)[which], traffic(D, momentum)[which]
+                bound = "memory" if b / BANDWIDTH > f / PEAK else "arithmetic"
+                ratio = max(f / PEAK, b / BANDWIDTH) / plain
+                who = "Muon" if momentum else "plain"
+                print(f"| {D} | {title} | {who} | {f / 1e3:.0f} | {b:.0f} | {f / b:.0f} | {bound} | {ratio:.2f} |")
+        both = [sum(traffic(D, n)) for n in (True, False)]
+        print(f"| {D} | both | Muon | | | | memory | {both[0] / both[1]:.2f} |")
+
+
+def compiled(architectures: list[str], sizes: list[int]) -> None:
+    """A row for every kernel, size (head size, or states of a channel) and target."""
+    print("| kernel | size | target | warps | registers | spills | shared memory | occupancy |")
+    print("|---|---|---|---|---|---|---|---|")
+    for operator, variants in (("memory", memory.variants), ("selective", selective.variants)):
+        for size in sizes if operator == "memory" else [16, 64]:
+            for architecture in architectures:
+                for name, variant in variants(architecture, size).items():
+                    report = compile_ahead(variant, TARGETS[architecture])
+                    row = (name.removeprefix("memory_"), f"{operator} {size}", architecture, report.warps)
+                    numbers = (report.registers, report.spills, f"{report.shared / 1024:.1f} KiB")
+                    print("|", " | ".join(map(str, row + numbers)), f"| {report.occupancy:.0%} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--architectures", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--roofline-only", action="store_true")
+    arguments = parser.parse_args()
+    roofline()
+    if not arguments.roofline_only:
+        print()
+        compiled(arguments.architectures, arguments.sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -89,8 +89,7 @@ def gates(
         dLA += load_tile(by_YW, base, C, t, C, t)
         dLA += load_tile(by_RW, base, C, t, C, t)
     if MOMENTUM:
-        lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
-        LG = decay_matrix(lg)
+        LG = decay_matrix(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
         dLA += tl.dot(dCm, tl.trans(LG), input_precision=PRECISION)
         dg = load_plane(vectors, base, READ_M) - load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
         dLA += dg[:, None] * load_plane(vectors, base, GAM)[None, :]
@@ -111,7 +110,7 @@ def gates(
         dLG = tl.where(t[:, None] >= t[None, :], dLG, 0.0)
         X = tl.dot(tl.trans(LG), dLG, input_precision=PRECISION)
         lg_1 = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
-        high, low, zeros = cumulate(lg)
+        high, low, zeros = cumulate(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
         high_1, low_1, zeros_1 = cumulate(lg_1)
         shifted = tl.exp(tl.minimum((high_1[:, None] - high[None, :]) + (low_1[:, None] - low[None, :]), 0.0))
         passed = (t[:, None] > t[None, :]) & (zeros_1[:, None] == zeros[None, :])  # shifted is LG[j - 1, s] there

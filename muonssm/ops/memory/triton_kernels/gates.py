@@ -53,6 +53,16 @@ def spread(P, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE: tl.constexpr):
+    """The gradient of Cm; its last row made the states."""
+    t = tl.arange(0, C)
+    dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
+    if ERASE:
+        dCm += load_tile(by_RU, base, C, t, C, t)
+    return dCm + tl.where((t == last)[:, None], load_plane(vectors, base, D_CM_END)[None, :], 0.0)
+
+
+@triton.jit
 def gates(
     v, log_alpha, gamma, chunks, vectors, du, by_YW, by_YU, by_RW, by_RU, dv, dlog_alpha, dbeta, dgamma,
     H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
@@ -81,11 +91,9 @@ def gates(
 
     # 2. alpha: what lies between two steps, and what lies before one.
     at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG made the states
-    dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
-    dCm += tl.where(at_end, load_plane(vectors, base, D_CM_END)[None, :], 0.0)
+    dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
     dLA = tl.where(at_end, load_plane(vectors, base, D_LA_END)[None, :], 0.0)
     if ERASE:
-        dCm += load_tile(by_RU, base, C, t, C, t)
         dLA += load_tile(by_YW, base, C, t, C, t)
         dLA += load_tile(by_RW, base, C, t, C, t)
     if MOMENTUM:
@@ -103,6 +111,7 @@ def gates(
         forgotten = load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
         dg = load_plane(vectors, base, READ_M) - forgotten
         dGam = forgotten + load_plane(vectors, base, KEEP_M) + tl.sum(LA * dg[:, None], axis=0)
+        dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
         dLG = tl.dot(tl.trans(LA), dCm, input_precision=PRECISION)
         dLG += tl.where(at_end, load_plane(vectors, base, D_LG_END)[None, :], 0.0)
         if ERASE:

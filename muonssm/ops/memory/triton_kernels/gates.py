@@ -53,6 +53,16 @@ def spread(P, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE: tl.constexpr):
+    """The gradient of Cm; its last row made the states."""
+    t = tl.arange(0, C)
+    dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
+    if ERASE:
+        dCm += load_tile(by_RU, base, C, t, C, t)
+    return dCm + tl.where((t == last)[:, None], load_plane(vectors, base, D_CM_END)[None, :], 0.0)
+
+
+@triton.jit
 def gates(
     v, log_alpha, gamma, chunks, vectors, du, by_YW, by_YU, by_RW, by_RU, dv, dlog_alpha, dbeta, dgamma,
     H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
@@ -81,16 +91,13 @@ def gates(
 
     # 2. alpha: what lies between two steps, and what lies before one.
     at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG made the states
-    dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
-    dCm += tl.where(at_end, load_plane(vectors, base, D_CM_END)[None, :], 0.0)
+    dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
     dLA = tl.where(at_end, load_plane(vectors, base, D_LA_END)[None, :], 0.0)
     if ERASE:
-        dCm += load_tile(by_RU, base, C, t, C, t)
         dLA += load_tile(by_YW, base, C, t, C, t)
         dLA += load_tile(by_RW, base, C, t, C, t)
     if MOMENTUM:
-        lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
-        LG = decay_matrix(lg)
+        LG = decay_matrix(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
         dLA += tl.dot(dCm, tl.trans(LG), input_precision=PRECISION)
         dg = load_plane(vectors, base, READ_M) - load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
         dLA += dg[:, None] * load_plane(vectors, base, GAM)[None, :]
@@ -104,6 +111,7 @@ def gates(
         forgotten = load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
         dg = load_plane(vectors, base, READ_M) - forgotten
         dGam = forgotten + load_plane(vectors, base, KEEP_M) + tl.sum(LA * dg[:, None], axis=0)
+        dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
         dLG = tl.dot(tl.trans(LA), dCm, input_precision=PRECISION)
         dLG += tl.where(at_end, load_plane(vectors, base, D_LG_END)[None, :], 0.0)
         if ERASE:
@@ -111,7 +119,7 @@ def gates(
         dLG = tl.where(t[:, None] >= t[None, :], dLG, 0.0)
         X = tl.dot(tl.trans(LG), dLG, input_precision=PRECISION)
         lg_1 = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
-        high, low, zeros = cumulate(lg)
+        high, low, zeros = cumulate(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
         high_1, low_1, zeros_1 = cumulate(lg_1)
         shifted = tl.exp(tl.minimum((high_1[:, None] - high[None, :]) + (low_1[:, None] - low[None, :]), 0.0))
         passed = (t[:, None] > t[None, :]) & (zeros_1[:, None] == zeros[None, :])  # shifted is LG[j - 1, s] there

@@ -135,7 +135,8 @@ def scores(
             YW += product(dY, tl.trans(w), OPERAND, PRECISION)
     YU = tl.where(t[:, None] >= t[None, :], YU * load_plane(vectors, base, SCALE)[None, :], 0.0)
     store_tile(dQK, base, C, t, C, t, LA * YW + Cm * YU)
-    Cm -= LG
+    Cm = (Cm - LG).to(OPERAND)  # held on, so in as few registers as its products will have
+    LA = LA.to(OPERAND)
     QK = tl.zeros((C, C), dtype=tl.float32)
     for j in range(0, m, BM):
         K = tl.trans(load_rows(k, rows, live, j, m, BM))

@@ -145,3 +145,11 @@ def test_what_cannot_be_is_refused(root, settings, message):
         CropView(**settings)
     with pytest.raises(ValueError, match="classes is 255; it may be an integer from 1 to 254"):
         Ade20k(root, "training", classes=255)
+
+
+def test_shares_of_classes_count_labelled_pixels_alone(tmp_path):
+    labels = np.zeros((10, 10), dtype=np.uint8)  # 0 is nothing: not counted
+    labels[:5] = 1
+    labels[5, :10] = 3
+    pair(tmp_path, "a", 10, 10, labels)
+    assert Ade20k(tmp_path, "training", 4).shares(5) == pytest.approx([50 / 60, 0, 10 / 60, 0])

@@ -126,6 +126,7 @@ def test_killed_before_the_scores_and_moved_is_still_the_same_run(tmp_path, chan
 @pytest.mark.slow
 def test_a_diverged_run_is_told_and_files_stay_json(tmp_path, changes):
     from muonssm.analysis.comparison import write_report
+
     from muonssm.training.compare import compare, table
 
     recipe = Recipe.load("folder", [*changes, "training.epochs=2", "training.learning_rate=1e30"])
@@ -214,3 +215,17 @@ def test_files_that_are_no_recipes(tmp_path):
     (tmp_path / "b.toml").write_text("[optimiser]\nlr = 1\n")
     with pytest.raises(ValueError, match="the recipe has 'optimiser'; it may have the sections data"):
         Recipe.load(str(tmp_path / "b.toml"))
+
+
+@pytest.mark.slow
+def test_snapshots_are_the_weights_along_training(tmp_path, changes, finished):
+    recipe = Recipe.load("folder", [*changes, "training.snapshots=true", "training.keep=last", "training.patience=0"])
+    train(recipe, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    found = folder.snapshots()
+    history = folder.read("history.json")
+    assert list(found) == [0, *(row["step"] for row in history)]
+    last, kept = load_file(list(found.values())[-1]), load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(last[name], tensor) for name, tensor in kept.items())
+    assert not torch.equal(load_file(found[0])["head.weight"], last["head.weight"])
+    assert RunFolder(finished[0]).snapshots() == {}

@@ -33,6 +33,8 @@ class Segmenter(nn.Module):
         balance: a class counts share^-balance in the loss; 0 counts every pixel alike.
     """
 
+    weight: Tensor  # of a class in the loss
+
     def __init__(
         self,
         config: VisionConfig,

@@ -220,7 +220,8 @@ def _selective_triton_backward(
         backward_kernels.backward[cut.grid](*arguments, TILE=cut.tile, SLOTS=slots, **cut.options)
         if cut.span.pieces > 1:
             out[6:] = (t[:: cut.span.pieces].contiguous() for t in start)
-        finished = Rows(*out[:4], out[5] if dgamma else None)
+        dx, ddt, dB, dC, _, by_gamma, *_ = out
+        finished = Rows(dx, ddt, dB, dC, by_gamma if dgamma else None)
         finish[(cut.steps,)](given, norms, parts, finished, SHAPE=cut.shape, WRITE=cut.write, **cut.row_options)
     out[4] = out[4] if parts.dA is None else parts.dA.sum(0).to(out[4].dtype)
     return out

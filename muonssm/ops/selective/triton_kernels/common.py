@@ -1,6 +1,8 @@
 """What the kernels share: their arguments as tuples, where a program's steps lie, rows of inputs, and the gate."""
 
-# ruff: noqa: RUF005, RET505, SIM108  the compiler knows no starred tuples, and drops branches in this form only
+# Triton's compiler knows no starred tuples, drops branches in this form only, and has tuples grow.
+# ruff: noqa: RUF005, RET505, SIM108
+# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def _add_analyze(commands: Any, command: Command) -> None:
 
 
 def _analyze(arguments: argparse.Namespace) -> int:
-    from .analysis.analyze import Plan, analyze
+    from .analysis.analyses import Plan, analyze
     from .analysis.report import write_report
 
     what = tuple(arguments.what.split(",")) if arguments.what else ()

@@ -1,7 +1,7 @@
 """Analysis: what runs show, as arrays, tables, pictures and pages. Nothing imports it but the command line.
 
 Of a model and a batch: `spectrum`, `rank`, `memory` (geometry), `gradients` and `truncation`. Of a run, the commands
-`muonssm analyze` (analyze.py) and `muonssm report`.
+`muonssm analyze` (analyses.py) and `muonssm report`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _PLACES = {
     "singular_values": "geometry",
     "condition_number": "geometry",
     "effective_rank": "geometry",
-    "gradients": "gradients",
-    "truncation": "truncation",
+    "gradients": "gradient_flow",
+    "truncation": "low_rank",
     "replaying": "replay",
-    "analyze": "analyze",
+    "analyze": "analyses",
 }
 __all__ = list(_PLACES)
 

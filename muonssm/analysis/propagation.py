@@ -9,10 +9,10 @@ import numpy as np
 from . import svg
 from .case import Case, Trained
 from .geometry import states_of
-from .gradients import GradientProfile, gradients
+from .gradient_flow import GradientProfile, gradients
+from .low_rank import truncation
 from .replay import States
 from .result import Result, is_clear, paired, ratio, say, spread
-from .truncation import truncation
 
 GRADIENT_ITEMS, POINTS = 8, 48
 TRUNCATION_ITEMS = 48

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from muonssm.analysis import studies
-from muonssm.analysis.analyze import ANALYSES, Plan, analyze
+from muonssm.analysis.analyses import ANALYSES, Plan, analyze
 from muonssm.analysis.case import Case
 from muonssm.analysis.convergence import race, steps_to
 from muonssm.analysis.result import Result, is_clear, paired, ratio, say, spread
@@ -124,7 +124,7 @@ def test_everything_of_a_comparison(compared, monkeypatch, capsys):
     monkeypatch.setattr(studies, "TAUS", (0.6, 1.2))
     monkeypatch.setattr(studies, "RECOMMENDED", {(0.9, 0.6)})
     monkeypatch.setattr("muonssm.analysis.scaling.LENGTHS", (8, 16))
-    monkeypatch.setattr("muonssm.analysis.analyze.small", lambda recipe, facts: recipe)
+    monkeypatch.setattr("muonssm.analysis.analyses.small", lambda recipe, facts: recipe)
     assert main(["analyze", str(compared), "--seeds", "2"]) == 0
     said = capsys.readouterr().out
     place = compared / "analysis"

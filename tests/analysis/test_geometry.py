@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from muonssm.analysis.geometry import condition_number, effective_rank, memory, rank, singular_values, spectrum
-from muonssm.analysis.gradients import gradients
+from muonssm.analysis.gradient_flow import gradients
+from muonssm.analysis.low_rank import truncation
 from muonssm.analysis.replay import States, Visitor, evenly, replaying
-from muonssm.analysis.truncation import truncation
 from muonssm.layers import BACKBONES, build_mixer
 from muonssm.models.vision import mambavision_micro
 from muonssm.ops import IMPLEMENTATIONS, Muon, muon_memory

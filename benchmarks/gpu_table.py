@@ -9,7 +9,7 @@ import argparse
 
 from muonssm.ops.memory.triton_kernels import ahead as memory
 from muonssm.ops.selective.triton_kernels import ahead as selective
-from muonssm.ops.triton.ahead import TARGETS, compile_ahead
+from muonssm.ops.triton.ahead import TARGETS, Report, compile_ahead
 from muonssm.ops.triton.config import CHUNK as C
 
 PEAK, BANDWIDTH = 989e12, 3.35e12  # H100 SXM, NVIDIA's data sheet: dense bfloat16 flops and bytes a second
@@ -42,9 +42,9 @@ def traffic(D: int, momentum: bool) -> tuple[float, float]:
     backward = measure + (4 + 4 + n) + (5 + n + (1 + n) * s)  # solve, states
     backward += 6 + (1 + n) * s  # the states' gradients
     backward += 7 + (1 + n) * s  # values
-    backward += 6 + 5 * square  # scores
+    backward += 6 + 6 * square  # scores
     backward += 8 + (2 + 2 * n) * s + 2 * square  # keys
-    backward += 3 + 3 * square  # gates
+    backward += 3 + 4 * square  # gates
     gates = 4 * 20  # bytes of the vectors, in as many planes
     return 2 * D * forward + 2 * gates, 2 * D * backward + 4 * gates
 
@@ -66,17 +66,25 @@ def roofline() -> None:
 
 
 def compiled(architectures: list[str], sizes: list[int]) -> None:
-    """A row for every kernel, size (head size, or states of a channel) and target."""
-    print("| kernel | size | target | warps | registers | spills | shared memory | occupancy |")
-    print("|---|---|---|---|---|---|---|---|")
-    for operator, variants in (("memory", memory.variants), ("selective", selective.variants)):
-        for size in sizes if operator == "memory" else [16, 64]:
-            for architecture in architectures:
-                for name, variant in variants(architecture, size).items():
-                    report = compile_ahead(variant, TARGETS[architecture])
-                    row = (name.removeprefix("memory_"), f"{operator} {size}", architecture, report.warps)
-                    numbers = (report.registers, report.spills, f"{report.shared / 1024:.1f} KiB")
-                    print("|", " | ".join(map(str, row + numbers)), f"| {report.occupancy:.0%} |", flush=True)
+    """A row for every kernel and size (head size, or states of a channel), a column for every target."""
+    print("| kernel | size |", " | ".join(architectures), "|")
+    print("|---" * (2 + len(architectures)) + "|")
+    for operator, variants, own_sizes in (
+        ("memory", memory.variants, sizes),
+        ("selective", selective.variants, [16, 64]),
+    ):
+        for size in own_sizes:
+            by_target = {name: variants(name, size) for name in architectures}
+            for kernel in by_target[architectures[0]]:
+                reports = [compile_ahead(by_target[name][kernel], TARGETS[name]) for name in architectures]
+                print(f"| {operator} {kernel.removeprefix('memory_')} | {size} |", end=" ")
+                print(" | ".join(map(cell, reports)), "|", flush=True)
+
+
+def cell(report: Report) -> str:
+    """Registers, shared memory and occupancy; spills where there are any."""
+    spills = f", SPILLS {report.spills}" if report.spills else ""
+    return f"{report.registers}, {report.shared / 1024:.0f} KiB, {report.occupancy:.0%}{spills}"
 
 
 def main() -> None:

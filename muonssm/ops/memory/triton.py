@@ -223,8 +223,8 @@ def _memory_triton_backward(
         STATE=S0 is not None,
     )  # fmt: skip
     if call.programs:
-        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "by_read": call.scratch(C, C)}
-        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_LA", "by_lost")}
+        kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "by_YU": call.scratch(C, C)}
+        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_YW", "by_RW", "by_RU")}
         for name in ("memory_values", "memory_scores", "memory_keys", "memory_gates"):
             call.launch(name, call.programs, **kept, DGAMMA=dgamma)
     return out

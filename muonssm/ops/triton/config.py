@@ -37,15 +37,17 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
         "gfx942": {256: Launch(64, 64, 4)},
     },
     "memory_states": {
-        "any": {128: Launch(32, 0, 4), 256: Launch(16, 0, 4)},
+        "any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 8), 256: Launch(16, 0, 8)},
         "sm_90": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
         "sm_100": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
+        "gfx942": {128: Launch(32, 0, 4), 256: Launch(16, 0, 4)},
     },
     "memory_output": {"any": {256: Launch(64, 64, 8)}, "gfx942": {256: Launch(64, 64, 4)}},
     "memory_backward_states": {
-        "any": {128: Launch(32, 0, 4), 256: Launch(16, 0, 4)},
+        "any": {64: Launch(32, 0, 4), 128: Launch(32, 0, 8), 256: Launch(16, 0, 8)},
         "sm_90": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
         "sm_100": {128: Launch(32, 0, 4, 2), 256: Launch(16, 0, 4)},
+        "gfx942": {128: Launch(32, 0, 4), 256: Launch(16, 0, 4)},
     },
     "memory_values": {
         "any": {256: Launch(32, 32, 8)},
@@ -54,7 +56,7 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
         "gfx942": {256: Launch(64, 64, 4)},
     },
     "memory_scores": {
-        "any": {256: Launch(32, 32, 8)},
+        "any": {64: Launch(32, 32, 8), 256: Launch(32, 32, 8, 2)},
         "sm_90": {256: Launch(64, 64, 8)},
         "sm_100": {256: Launch(64, 64, 8)},
         "gfx942": {256: Launch(64, 64, 4)},
@@ -65,7 +67,7 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
         "sm_100": {64: Launch(64, 64, 8), 256: Launch(32, 32, 8)},
         "gfx942": {256: Launch(64, 64, 4)},
     },
-    "memory_gates": {"any": {256: Launch(64, 64, 8)}, "gfx942": {256: Launch(64, 64, 4)}},
+    "memory_gates": {"any": {256: Launch(32, 32, 8)}, "gfx942": {256: Launch(64, 64, 4)}},
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 

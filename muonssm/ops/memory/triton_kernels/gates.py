@@ -53,8 +53,18 @@ def spread(P, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE: tl.constexpr):
+    """The gradient of Cm; its last row made the states."""
+    t = tl.arange(0, C)
+    dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
+    if ERASE:
+        dCm += load_tile(by_RU, base, C, t, C, t)
+    return dCm + tl.where((t == last)[:, None], load_plane(vectors, base, D_CM_END)[None, :], 0.0)
+
+
+@triton.jit
 def gates(
-    v, log_alpha, gamma, chunks, vectors, du, by_LA, by_read, by_lost, dv, dlog_alpha, dbeta, dgamma,
+    v, log_alpha, gamma, chunks, vectors, du, by_YW, by_YU, by_RW, by_RU, dv, dlog_alpha, dbeta, dgamma,
     H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -68,51 +78,51 @@ def gates(
         dV += load_plane(vectors, base, BY_V)[:, None] * load_rows(v, rows, live, i, d, BD)
         store_rows(dv, rows, live, i, dV, d, BD)
 
-    # 1. What reads, forgets and keeps the states.
+    # 1. What reads, forgets and keeps the states. (Vectors are loaded again below: held, they would cost registers.)
     e = load_plane(vectors, base, ERASE_)
-    rM = load_plane(vectors, base, FORGET_M)
-    dg = load_plane(vectors, base, READ_M) - e * rM
     A = load_plane(vectors, base, A_)
-    Gam = load_plane(vectors, base, GAM)
     rS = load_plane(vectors, base, FORGET_S)
+    before = tl.cumsum(A * (load_plane(vectors, base, READ_S) - e * rS), axis=0, reverse=True)
     db = load_plane(vectors, base, D_BETA)
     if ERASE:
-        db += eta * (load_plane(vectors, base, D_ERASE) - A * rS - (load_plane(vectors, base, G_) - Gam) * rM)
+        recall = load_plane(vectors, base, G_) - load_plane(vectors, base, GAM)
+        db += eta * (load_plane(vectors, base, D_ERASE) - A * rS - recall * load_plane(vectors, base, FORGET_M))
     tl.store(dbeta + rows, db, mask=live)
-    dA = load_plane(vectors, base, READ_S) - e * rS
 
     # 2. alpha: what lies between two steps, and what lies before one.
     at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG made the states
-    dCm = load_tile(by_read, base, C, t, C, t).to(tl.float32)
-    dCm += tl.where(at_end, load_plane(vectors, base, D_CM_END)[None, :], 0.0)
+    dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
     dLA = tl.where(at_end, load_plane(vectors, base, D_LA_END)[None, :], 0.0)
     if ERASE:
-        dCm += load_tile(by_lost, base, C, t, C, t)
-        dLA += load_tile(by_LA, base, C, t, C, t)
+        dLA += load_tile(by_YW, base, C, t, C, t)
+        dLA += load_tile(by_RW, base, C, t, C, t)
     if MOMENTUM:
-        lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
-        LG = decay_matrix(lg)
-        dLA += tl.dot(dCm, tl.trans(LG), input_precision=PRECISION) + dg[:, None] * Gam[None, :]
+        LG = decay_matrix(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
+        dLA += tl.dot(dCm, tl.trans(LG), input_precision=PRECISION)
+        dg = load_plane(vectors, base, READ_M) - load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
+        dLA += dg[:, None] * load_plane(vectors, base, GAM)[None, :]
     else:
         dLA += dCm
     LA = decay_matrix(load_log_alpha(log_alpha, rows, live))
-    da = spread(LA * dLA, PRECISION) + tl.cumsum(A * dA, axis=0, reverse=True)
-    tl.store(dlog_alpha + rows, da, mask=live)
+    tl.store(dlog_alpha + rows, spread(LA * dLA, PRECISION) + before, mask=live)
 
     # 3. gamma, likewise.
     if DGAMMA:
-        dGam = e * rM + load_plane(vectors, base, KEEP_M) + tl.sum(LA * dg[:, None], axis=0)
+        forgotten = load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
+        dg = load_plane(vectors, base, READ_M) - forgotten
+        dGam = forgotten + load_plane(vectors, base, KEEP_M) + tl.sum(LA * dg[:, None], axis=0)
+        dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
         dLG = tl.dot(tl.trans(LA), dCm, input_precision=PRECISION)
         dLG += tl.where(at_end, load_plane(vectors, base, D_LG_END)[None, :], 0.0)
         if ERASE:
-            dLG -= load_tile(by_lost, base, C, t, C, t)
+            dLG -= load_tile(by_RU, base, C, t, C, t)
         dLG = tl.where(t[:, None] >= t[None, :], dLG, 0.0)
         X = tl.dot(tl.trans(LG), dLG, input_precision=PRECISION)
-        before = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
-        high, low, zeros = cumulate(lg)
-        high_1, low_1, zeros_1 = cumulate(before)
+        lg_1 = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
+        high, low, zeros = cumulate(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
+        high_1, low_1, zeros_1 = cumulate(lg_1)
         shifted = tl.exp(tl.minimum((high_1[:, None] - high[None, :]) + (low_1[:, None] - low[None, :]), 0.0))
         passed = (t[:, None] > t[None, :]) & (zeros_1[:, None] == zeros[None, :])  # shifted is LG[j - 1, s] there
         dgam = tl.sum(tl.where(passed, X * shifted, 0.0), axis=1)
-        dgam += decay_vector(before) * tl.sum(LG * dGam[:, None], axis=0)
+        dgam += decay_vector(lg_1) * tl.sum(LG * dGam[:, None], axis=0)
         tl.store(dgamma + rows, dgam, mask=live)

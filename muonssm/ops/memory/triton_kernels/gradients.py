@@ -5,9 +5,10 @@ R is the gradient of the right-hand side of the system for W (see prepare.py), s
     dU = (Cm * Q K^T)^T dY + ((Cm - LG) * G)^T E + Cm[last,:] K dS1^T + LG[last,:] K dM1^T            `values`
     d(Q K^T) = LA * dY W^T + Cm * dY U^T,    dG = LA * E W^T + (Cm - LG) * E U^T  (strictly lower)    `scores`
 
-`scores` leaves the gradients of LA, Cm and LG for gates.py, in three parts:
+`scores` leaves the gradients of LA, Cm and LG for gates.py, in four parts (held together they would not fit):
 
-    by_LA = Q K^T * dY W^T + G * E W^T,   by_read = Q K^T * dY U^T,   by_lost = G * E U^T:   dCm = by_read + by_lost
+    by_YW = Q K^T * dY W^T,   by_YU = Q K^T * dY U^T,   by_RW = G * E W^T,   by_RU = G * E U^T
+    dLA = by_YW + by_RW,   dCm = by_YU + by_RU,   dLG = -by_RU, next to what comes through Cm = LA LG
 """
 
 from __future__ import annotations
@@ -109,11 +110,12 @@ def values(
 
 @triton.jit
 def scores(
-    q, k, v, log_alpha, gamma, dy, chunks, vectors, W, R, dQK, dG, by_LA, by_read, by_lost, H, gamma_step, gamma_head,
+    q, k, v, log_alpha, gamma, dy, chunks, vectors, W, R, dQK, dG, by_YW, by_YU, by_RW, by_RU,
+    H, gamma_step, gamma_head,
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQK, dG + dG^T, by_LA, by_read, by_lost `[n, H, C, C]`, and in `vectors` what they contribute to the erase."""
+    """dQK, dG + dG^T and the four parts `[n, H, C, C]`, and in `vectors` what they contribute to the erase."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
@@ -133,16 +135,17 @@ def scores(
             YW += product(dY, tl.trans(w), OPERAND, PRECISION)
     YU = tl.where(t[:, None] >= t[None, :], YU * load_plane(vectors, base, SCALE)[None, :], 0.0)
     store_tile(dQK, base, C, t, C, t, LA * YW + Cm * YU)
-    Cm -= LG
+    Cm = (Cm - LG).to(OPERAND)  # held on, so in as few registers as its products will have
+    LA = LA.to(OPERAND)
     QK = tl.zeros((C, C), dtype=tl.float32)
     for j in range(0, m, BM):
         K = tl.trans(load_rows(k, rows, live, j, m, BM))
         QK += product(load_rows(q, rows, live, j, m, BM), K, OPERAND, PRECISION)
-    store_tile(by_read, base, C, t, C, t, QK * YU)
+    store_tile(by_YU, base, C, t, C, t, QK * YU)
 
     # 2. The system's right-hand side and matrix, through G.
     if ERASE:
-        YW *= QK
+        store_tile(by_YW, base, C, t, C, t, QK * YW)
         RW = tl.zeros((C, C), dtype=tl.float32)
         RU = tl.zeros((C, C), dtype=tl.float32)
         for i in range(0, d, BD):
@@ -158,8 +161,8 @@ def scores(
             K = load_rows(k, rows, live, j, m, BM)
             G += product(K, tl.trans(K), OPERAND, PRECISION)
         e = load_plane(vectors, base, ERASE_)
-        store_tile(by_LA, base, C, t, C, t, YW - e[:, None] * G * RW)
-        store_tile(by_lost, base, C, t, C, t, -e[:, None] * G * RU)
+        store_tile(by_RW, base, C, t, C, t, -e[:, None] * G * RW)
+        store_tile(by_RU, base, C, t, C, t, -e[:, None] * G * RU)
         X = LA * RW + Cm * RU
         store_plane(vectors, base, D_ERASE, -tl.sum(G * X, axis=1))
         X = -e[:, None] * X

@@ -104,19 +104,16 @@ def solve(
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
     t = tl.arange(0, C)
-    G = tl.zeros((C, C), dtype=tl.float32)
-    QK = tl.zeros((C, C), dtype=tl.float32)
-    for j in range(0, m, BM):
-        K = load_rows(k, rows, live, j, m, BM)
-        G += product(K, tl.trans(K), OPERAND, PRECISION)
-        if BACKWARD:
-            QK += product(load_rows(q, rows, live, j, m, BM), tl.trans(K), OPERAND, PRECISION)
     la = load_log_alpha(log_alpha, rows, live)
     lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
     LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
+    Cm -= LG
+    G = tl.zeros((C, C), dtype=tl.float32)
+    for j in range(0, m, BM):
+        K = load_rows(k, rows, live, j, m, BM)
+        G += product(K, tl.trans(K), OPERAND, PRECISION)
     G = tl.where(t[:, None] > t[None, :], load_plane(vectors, base, ERASE_)[:, None] * G, 0.0)
-    lost = (-load_plane(vectors, base, SCALE)[None, :] * (Cm - LG) * G).to(OPERAND)
-    reads = (LA * QK).to(OPERAND)
+    lost = (-load_plane(vectors, base, SCALE)[None, :] * Cm * G).to(OPERAND)
     T = unit_lower_inverse(LA * G, PRECISION).to(OPERAND)
 
     TL = product(T, lost, OPERAND, PRECISION).to(OPERAND)
@@ -136,7 +133,12 @@ def solve(
             X = load_plane(vectors, base, LA_END)[:, None] * K
             store_tile(RS, base, C, t, m, column, product(tl.trans(T), X, OPERAND, PRECISION))
     if BACKWARD:
-        reads = tl.trans(product(reads, T, OPERAND, PRECISION)).to(OPERAND)
+        QK = tl.zeros((C, C), dtype=tl.float32)
+        for j in range(0, m, BM):
+            K = tl.trans(load_rows(k, rows, live, j, m, BM))
+            QK += product(load_rows(q, rows, live, j, m, BM), K, OPERAND, PRECISION)
+        QK *= decay_matrix(load_log_alpha(log_alpha, rows, live))  # made again, not held
+        reads = tl.trans(product(QK, T, OPERAND, PRECISION)).to(OPERAND)
         for j in range(0, d, BD):
             dY = load_rows(dy, rows, live, j, d, BD)
             store_tile(RU, base, C, t, d, j + tl.arange(0, BD), product(reads, dY, OPERAND, PRECISION))

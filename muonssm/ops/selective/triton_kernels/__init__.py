@@ -8,8 +8,8 @@
 
 A program owns a tile `[BLOCK_D, BLOCK_N]` of channels and states of one sequence (or of a piece of it) and walks along
 its steps with S and M in registers, so an input is read once and a state never leaves the chip between checkpoints.
-Per step and channel that is 6 bytes in bfloat16 for 16 exponentials and 64 multiply-adds (N = 16): an H100 has room for
-the bytes twice over, and is bound by its exponential units. That decides the form: a scan over steps in parallel would
+Per step and channel that is 6 bytes in bfloat16 for 16 exponentials and 80 other operations (N = 16): an H100 has room
+for the bytes twice over, and is bound by its exponential units. That decides the form: a parallel scan over steps would
 compute every exponential at least twice. It is used where it has to be: where sequences times blocks of channels are
 too few for the device, `pieces.py` first finds the state in which each piece of a sequence begins.
 

@@ -10,6 +10,7 @@ from .frame import frame, text, titled, width_of
 
 HEIGHT, GAP, BAR = 26, 18, 12  # of a cell; between cells and the colour scale; of the scale
 NARROW, WIDE, MOST = 14, 52, 460  # width of a cell, and of all where there are many
+SPACED = 18  # least distance of two names below the cells, where they stand aslant
 Values = Sequence[Sequence[float | None]]
 
 
@@ -76,12 +77,13 @@ def _step(value: float, low: float, high: float, log: bool) -> int:
 
 
 def _column_names(columns: Sequence[str], left: float, bottom: float, width: float) -> tuple[list[str], float]:
-    """Below the cells, aslant where they are long, and the height that takes."""
+    """Below the cells, aslant where they are long and not all where they would touch, and the height that takes."""
     longest = max(map(width_of, columns), default=0)
     at = [left + width * (j + 0.5) for j in range(len(columns))]
     if longest + 4 <= width:
         return [text(x, bottom + 16, name, "middle") for x, name in zip(at, columns, strict=True)], 18
-    parts = [text(x + 4, bottom + 12, name, "end", turn=-45) for x, name in zip(at, columns, strict=True)]
+    shown = list(zip(at, columns, strict=True))[:: math.ceil(SPACED / width)]
+    parts = [text(x + 4, bottom + 12, name, "end", turn=-45) for x, name in shown]
     return parts, 14 + 0.71 * longest
 
 

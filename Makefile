@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # LongHorn, plain against Muon, by the paper's recipe on smartwatch data, shortened to fit five minutes.
 demo: $(VENV)/activity
 	rm -rf runs/demo
-	$(BIN)/muonssm compare watch --set training.epochs=8 --output runs/demo
+	$(BIN)/muonssm compare watch --set training.epochs=8 --set training.snapshots=true --output runs/demo
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class Case:
-    """What `muonssm analyze` is about: the folder, the recipe, and the trained models, plain before Muon."""
+    """What `muonssm analyze` is about: the folder, the recipe, and the trained models, plain before Muon.
+
+    `prepared` has the data of each fold that was asked for.
+    """
 
     path: Path
     recipe: Recipe
     subjects: tuple[Trained, ...]
+    prepared: dict[int, Prepared] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, run: str | Path) -> Case:
@@ -73,11 +76,8 @@ class Case:
     def batch(self, count: int, fold: int = 0) -> dict[str, Any]:
         """So many items of the validation part, evenly apart."""
         task = self.recipe.task.on_fold(fold) if fold else self.recipe.task
-        part: Any = _prepared(task).validation
+        if fold not in self.prepared:
+            self.prepared[fold] = task.prepare()
+        part: Any = self.prepared[fold].validation
         count = min(count, len(part))
         return task.collate([part[i * len(part) // count] for i in range(count)], training=False)
-
-
-@functools.lru_cache(maxsize=2)
-def _prepared(task: Any) -> Prepared:
-    return task.prepare()

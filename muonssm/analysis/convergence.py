@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from . import svg
 from .case import Case, Trained
-from .result import Result, is_clear, ratio, say, spread
+from .result import Result, ratio, say, spread, verdict
 
 PAPER = "With Muon LongHorn reaches the same pre-training loss in 1.3 times fewer steps (FineWeb-Edu, 10B tokens)."
 Curve = Sequence[tuple[float, float]]  # steps and losses
@@ -62,8 +62,7 @@ def convergence(case: Case) -> Result:
     drawn = {kind: [points for key, points in curves.items() if key[0] == kind] for kind in case.kinds}
     result.figure("Validation loss", svg.lines(drawn, "step", "validation loss", legend=True))
     found = ratio({key: one.plain for key, one in pairs.items()}, {key: one.muon for key, one in pairs.items()})
-    verdict = "a clear difference" if is_clear(found, 1.0) else "no clear difference"
-    result.found.append(f"Plain takes {say(found, '{:.3f}')} times the steps of Muon: {verdict}.")
+    result.found.append(f"Plain takes {say(found, '{:.3f}')} times the steps of Muon: {verdict(found, 1.0)}.")
     rows = [
         ["plain", spread([one.plain for one in pairs.values()], "{:.0f}")],
         ["muon", spread([one.muon for one in pairs.values()], "{:.0f}")],

@@ -12,7 +12,7 @@ from .geometry import states_of
 from .gradient_flow import GradientProfile, gradients
 from .low_rank import truncation
 from .replay import States
-from .result import Result, is_clear, paired, ratio, say, spread
+from .result import Result, paired, ratio, say, spread, verdict
 
 GRADIENT_ITEMS, POINTS = 8, 48
 TRUNCATION_ITEMS = 48
@@ -53,9 +53,8 @@ def gradients_result(case: Case) -> Result:
     if len(case.kinds) == 2:
         sides = [{key[1:]: x for key, x in early.items() if key[0] == kind} for kind in case.kinds]
         change = ratio(sides[1], sides[0])
-        verdict = "a clear difference" if is_clear(change, 1.0) else "no clear difference"
         result.data["early over late, muon over plain"] = vars(change)
-        result.found.append(f"Early over late, Muon's over plain's: {say(change, '{:.3g}')}: {verdict}.")
+        result.found.append(f"Early over late, Muon's over plain's: {say(change, '{:.3g}')}: {verdict(change, 1.0)}.")
     result.found.append(
         "Every step is read, so the state of an early step reaches more of the loss than that of a late one: a ratio "
         "above 1 is no sign of growth."

@@ -114,3 +114,10 @@ def say(interval: Interval, form: str = "{:+.2f}") -> str:
 def is_clear(interval: Interval, neutral: float = 0.0) -> bool:
     """Whether the interval leaves out what would be no difference."""
     return interval.low is not None and interval.high is not None and not interval.low <= neutral <= interval.high
+
+
+def verdict(interval: Interval, neutral: float = 0.0) -> str:
+    """Whether there is a difference, in words."""
+    if interval.pairs < 2:
+        return "one pair is too few to tell"
+    return "a clear difference" if is_clear(interval, neutral) else "no clear difference"

@@ -11,7 +11,7 @@ import numpy as np
 from . import svg
 from .case import Case
 from .geometry import Memory, Ranks, memory, rank, spectrum
-from .result import Result, is_clear, paired, ratio, say, spread
+from .result import Result, paired, ratio, say, spread, verdict
 
 ITEMS = 16  # sequences that are looked at
 PAPER_SPECTRUM = (
@@ -42,8 +42,7 @@ def spectrum_result(case: Case) -> Result:
             sides = [{key[1:]: found[key].condition[layer] for key in found if key[0] == kind} for kind in case.kinds]
             change = ratio(sides[0], sides[1])
             result.data[f"plain over muon, layer {layer + 1}"] = vars(change)
-            verdict = "a clear difference" if is_clear(change, 1.0) else "no clear difference"
-            text = f"plain's condition number is {say(change, '{:.3g}')} times Muon's: {verdict}."
+            text = f"plain's condition number is {say(change, '{:.3g}')} times Muon's: {verdict(change, 1.0)}."
             result.found.append(f"Layer {layer + 1}: {text}")
     result.data |= {_name(key): one._asdict() for key, one in found.items()}
     return result
@@ -65,14 +64,14 @@ def rank_result(case: Case) -> Result:
         for layer in range(layers)
     ]
     result.table("Effective rank, mean over the last half of the steps, sequences and heads", ["", *case.kinds], rows)
-    result.found.append("A plain memory has no momentum: its M is the last write alone, of rank 1.")
+    if "plain" in case.kinds:
+        result.found.append("A plain memory has no momentum: its M is the last write alone, of rank 1.")
     if len(case.kinds) == 2:
         for layer in range(layers):
             sides = [{key[1:]: _late(found[key], "S", layer) for key in found if key[0] == kind} for kind in case.kinds]
             change = paired(sides[1], sides[0])
             result.data[f"muon minus plain, S, layer {layer + 1}"] = vars(change)
-            verdict = "a clear difference" if is_clear(change) else "no clear difference"
-            result.found.append(f"Layer {layer + 1}: S with Muon minus plain {say(change)}: {verdict}.")
+            result.found.append(f"Layer {layer + 1}: S with Muon minus plain {say(change)}: {verdict(change)}.")
     result.data |= {_name(key): one._asdict() for key, one in found.items()}
     return result
 

@@ -21,7 +21,7 @@ from ..training.recipe import Recipe
 from . import svg
 from .case import Case
 from .geometry import rank
-from .result import Result, is_clear, mean_and_deviation, paired, say, spread
+from .result import Result, mean_and_deviation, paired, say, spread, verdict
 from .variants import GAMMAS, RECOMMENDED, TAUS, grid_name, jobs, variant
 
 Scores = Mapping[tuple[str, int], float | None]  # by variant and seed
@@ -116,8 +116,7 @@ def _compare(study: Study, result: Result, scores: Scores, pairs: Sequence[tuple
     for one, other in pairs:
         change = paired(_by_seed(scores, one), _by_seed(scores, other))
         result.data[f"{one} minus {other}"] = vars(change)
-        verdict = "a clear difference" if is_clear(change) else "no clear difference"
-        text = f"{TITLES[one]} minus {TITLES[other]}, {study.metric.title}: {say(change)}: {verdict}."
+        text = f"{TITLES[one]} minus {TITLES[other]}, {study.metric.title}: {say(change)}: {verdict(change)}."
         result.found.append(text[0].upper() + text[1:])
 
 

@@ -18,6 +18,16 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, to
 IMPLS = tuple(name for name in IMPLEMENTATIONS if name != "triton")  # which has no float64: see test_triton.py
 OPERATORS = ("memory", "selective", "longhorn")
 LENGTHS = (1, 63, 64, 65, 100)
+MUONS = {
+    "off": Muon.off(),
+    "no_normalization": Muon(normalization=None, tau=0.3),
+    "frobenius": Muon(normalization="frobenius"),
+    "five_steps": Muon(ns_steps=5),
+    "tau_outside": Muon(tau_position="outside"),
+    "below_delta": Muon(delta=2.0),
+    "no_momentum": Muon(gamma=0.0),
+    "full_momentum": Muon(gamma=1.0),
+}
 
 
 @dataclass(frozen=True)

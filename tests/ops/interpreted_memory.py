@@ -13,7 +13,7 @@ import torch
 from muonssm.ops import MemoryState, Muon, muon_memory
 from muonssm.ops.triton import support
 
-from .cases import TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
+from .cases import MUONS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1, or run test_triton.py"
 
@@ -50,18 +50,6 @@ def test_half_precision_operands_stay_within_bfloat16s_tolerance(monkeypatch):
     """Tiles and everything between kernels rounded to float16: where a GPU has bfloat16, which has fewer digits."""
     monkeypatch.setattr(support, "operand_dtype", lambda dtype, architecture: torch.float16)
     check(Case(lengths=(100,), heads=1), torch.float16, TOLERANCE[torch.bfloat16])
-
-
-MUONS = {
-    "off": Muon.off(),
-    "no_normalization": Muon(normalization=None, tau=0.3),
-    "frobenius": Muon(normalization="frobenius"),
-    "five_steps": Muon(ns_steps=5),
-    "tau_outside": Muon(tau_position="outside"),
-    "below_delta": Muon(delta=2.0),
-    "no_momentum": Muon(gamma=0.0),
-    "full_momentum": Muon(gamma=1.0),
-}
 
 
 @pytest.mark.parametrize("muon", MUONS)

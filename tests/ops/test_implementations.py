@@ -9,7 +9,7 @@ import torch
 
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
 
-from .cases import IMPLS, LENGTHS, OPERATORS, TOLERANCE, Case, assert_close, call, expected, make_inputs, results
+from .cases import IMPLS, LENGTHS, MUONS, OPERATORS, TOLERANCE, Case, assert_close, call, expected, make_inputs, results
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
@@ -31,18 +31,6 @@ def test_equals_the_float64_reference(impl, operator, length, layout, dtype):
     assert found["y"].dtype == dtype
     assert found["S_end"].dtype == found["M_end"].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_close(found, expected(case, dtype), TOLERANCE[dtype])
-
-
-MUONS = {
-    "off": Muon.off(),
-    "no_normalization": Muon(normalization=None, tau=0.3),
-    "frobenius": Muon(normalization="frobenius"),
-    "five_steps": Muon(ns_steps=5),
-    "tau_outside": Muon(tau_position="outside"),
-    "below_delta": Muon(delta=2.0),
-    "no_momentum": Muon(gamma=0.0),
-    "full_momentum": Muon(gamma=1.0),
-}
 
 
 @pytest.mark.parametrize("gamma", ["float", "head"])

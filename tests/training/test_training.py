@@ -125,15 +125,14 @@ def test_killed_before_the_scores_and_moved_is_still_the_same_run(tmp_path, chan
 
 @pytest.mark.slow
 def test_a_diverged_run_is_told_and_files_stay_json(tmp_path, changes):
-    from muonssm.analysis.comparison import write_report
-
+    from muonssm.analysis.report import write_report
     from muonssm.training.compare import compare, table
 
     recipe = Recipe.load("folder", [*changes, "training.epochs=2", "training.learning_rate=1e30"])
     result = compare(recipe, tmp_path / "run")
     assert "1 of 1 runs of muon diverged" in table(result)
     assert "NaN" not in (tmp_path / "run" / "comparison.json").read_text()
-    assert write_report(tmp_path / "run").is_file()
+    assert write_report([tmp_path / "run"]).is_file()
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, changes):

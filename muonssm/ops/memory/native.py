@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import checks, library
 from ..config import Muon
-from ..rows import gamma_rows, widen
 from ..state import MemoryState
+from .fused import fused
 
 
 def run_fused(
@@ -27,17 +27,10 @@ def run_fused(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y `[B, L, H, d]` in v's dtype and the last S, M in `dtype`, from q, k, v, log_alpha, beta as they came."""
-    q, k, v, log_alpha, beta = inputs
-    vectors = library.common_dtype((q, k, v), dtype)
-    log_alpha, beta = (widen(x, dtype).contiguous() for x in (log_alpha, beta))
-    gamma = gamma_rows(muon.gamma, dtype, v.device).contiguous()
-    S, M = (widen(x, dtype).contiguous() for x in state) if state else (None, None)
-    tensors = [*vectors, log_alpha, beta, gamma]
-    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, S, M))
-    offsets = library.sequence_offsets(v.shape[0], v.shape[1], cu_seqlens)
-    function = memory_native if recorded or not library.is_plain(v) else _forward
-    settings = (float(eta), library.has_momentum(muon), library.write_numbers(muon))
-    y, S, M, *_ = function(tensors, S, M, offsets, *settings, recorded)
+    v = inputs[2]
+    call = fused(inputs, eta, muon, state, cu_seqlens, dtype)
+    function = memory_native if call.recorded or not library.is_plain(v) else _forward
+    y, S, M, *_ = function(call.tensors, call.S, call.M, call.offsets, *call.settings, call.recorded)
     return y.to(v.dtype), S, M
 
 

@@ -1,0 +1,48 @@
+"""What implementations on raw inputs (`native`, `triton`) make of a call before their kernels see it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import library
+from ..config import Muon
+from ..rows import gamma_rows, widen
+
+
+class Fused(NamedTuple):
+    """A call: q, k, v, log_alpha, beta and gamma; the states or None; bounds of sequences; what else the kernels need.
+
+    settings    eta, whether there is momentum, the numbers of the write
+    recorded    whether gradients will be asked for
+    """
+
+    tensors: list[Tensor]
+    S: Tensor | None
+    M: Tensor | None
+    offsets: Tensor
+    settings: tuple[float, bool, list[float]]
+    recorded: bool
+
+
+def fused(
+    inputs: tuple[Tensor, ...],
+    eta: float,
+    muon: Muon,
+    state: tuple[Tensor, ...] | None,
+    cu_seqlens: Tensor | None,
+    dtype: torch.dtype,
+) -> Fused:
+    """Vectors in one dtype of theirs, gates and states in `dtype`, everything contiguous."""
+    q, k, v, log_alpha, beta = inputs
+    vectors = library.common_dtype((q, k, v), dtype)
+    log_alpha, beta = (widen(x, dtype).contiguous() for x in (log_alpha, beta))
+    gamma = gamma_rows(muon.gamma, dtype, v.device).contiguous()
+    S, M = (widen(x, dtype).contiguous() for x in state) if state else (None, None)
+    tensors = [*vectors, log_alpha, beta, gamma]
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, S, M))
+    offsets = library.sequence_offsets(v.shape[0], v.shape[1], cu_seqlens)
+    settings = (float(eta), library.has_momentum(muon), library.write_numbers(muon))
+    return Fused(tensors, S, M, offsets, settings, recorded)

@@ -255,3 +255,9 @@ def test_text_and_curves_stand_out_from_cards(colours):
     """WCAG asks for 4.5 for text and 3 for pictures; the grey of plain, 2.8 on light cards, is the least."""
     for name, least in (("ink", 7), ("soft", 4.5), *((f"c{i}", 2.8) for i in range(8))):
         assert contrast(rgb(colours[name]), rgb(colours["card"])) >= least, name
+
+
+def test_curves_without_a_single_point_are_axes_alone():
+    picture = lines({"plain": [[(1, None)]], "muon": [[]]}, "epoch", "loss", legend=True)
+    assert "hit" not in picture
+    assert "epoch" in picture

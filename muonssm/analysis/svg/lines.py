@@ -117,6 +117,8 @@ def _values(x_axis: Axis, top: float, shown: Mapping[str, Sequence[Known]], x_la
                 by_x.setdefault(x, {}).setdefault(name, []).append(f"{y:.4g}")
     every = -(-len(by_x) // PLACES) or 1
     xs = sorted(by_x)[::every]
+    if not xs:  # all runs diverged
+        return []
     at = [x_axis.at(x) for x in xs]
     edges = [x_axis.start, *((a + b) / 2 for a, b in pairwise(at)), float(RIGHT)]
     parts = []

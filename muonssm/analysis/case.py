@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-from ..tasks.task import Prepared
+from ..tasks.task import Prepared, Task
 from ..training.compare import KINDS
 from ..training.folder import RunFolder
 from ..training.recipe import Recipe
+from .subject import Subject
+
+Key = tuple[str, int, int]  # kind, seed, fold
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -43,17 +48,10 @@ class Case:
     @classmethod
     def of(cls, run: str | Path) -> Case:
         """A finished run, or a comparison that is over."""
-        folder = RunFolder(run)
-        if (folder.path / "comparison.json").is_file():
-            result = folder.read("comparison.json")
-            trials = [trial for kind in KINDS for trial in result["trials"] if trial["kind"] == kind]
-            subjects = [Trained(t["kind"], t["seed"], t["fold"], RunFolder(folder.path / t["folder"])) for t in trials]
-            return cls(folder.path, Recipe.from_dict(result["settings"]["recipe"]), tuple(subjects))
-        if not folder.is_over:
-            raise ValueError(f"RUN is {str(run)!r}; it may be the folder of a finished run, or of a comparison")
-        recipe = Recipe.from_dict(folder.read("recipe.json"))
-        kind = "plain" if recipe.task == recipe.task.plain() else "muon"
-        return cls(folder.path, recipe, (Trained(kind, 0, 0, folder),))
+        subject = Subject.read(run)
+        trials = [trial for kind in KINDS for trial in subject.trials if trial["kind"] == kind]
+        models = [Trained(trial["kind"], trial["seed"], trial["fold"], subject.folder(trial)) for trial in trials]
+        return cls(subject.path, Recipe.from_dict(subject.recipe), tuple(models))
 
     @property
     def place(self) -> Path:
@@ -75,9 +73,23 @@ class Case:
 
     def batch(self, count: int, fold: int = 0) -> dict[str, Any]:
         """So many items of the validation part, evenly apart."""
-        task = self.recipe.task.on_fold(fold) if fold else self.recipe.task
+        task = self.recipe.task.on_fold(fold)
         if fold not in self.prepared:
             self.prepared[fold] = task.prepare()
-        part: Any = self.prepared[fold].validation
-        count = min(count, len(part))
-        return task.collate([part[i * len(part) // count] for i in range(count)], training=False)
+        return batch_of(task, self.prepared[fold].validation, count)
+
+
+def batch_of(task: Task, part: Any, count: int) -> dict[str, Any]:
+    """So many items of a part, evenly apart, as the model takes them."""
+    count = min(count, len(part))
+    return task.collate([part[i * len(part) // count] for i in range(count)], training=False)
+
+
+def by_kind(found: Mapping[Key, Value], kinds: Sequence[str]) -> list[dict[tuple[int, int], Value]]:
+    """For each kind its values by seed and fold, so that they can be paired."""
+    return [{(seed, fold): value for (kind, seed, fold), value in found.items() if kind == its} for its in kinds]
+
+
+def named(found: Mapping[Key, Any]) -> dict[str, Any]:
+    """NamedTuples by the names of their runs, to be written."""
+    return {f"{kind}-seed{seed}-fold{fold}": one._asdict() for (kind, seed, fold), one in found.items()}

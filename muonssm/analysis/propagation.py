@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import svg
-from .case import Case, Trained
+from .case import Case, Trained, by_kind, named
 from .geometry import states_of
 from .gradient_flow import GradientProfile, gradients
 from .low_rank import truncation
@@ -51,8 +51,8 @@ def gradients_result(case: Case) -> Result:
         "Gradient at the first eighth of the steps over that at the last eighth", ["", "early over late"], rows
     )
     if len(case.kinds) == 2:
-        sides = [{key[1:]: x for key, x in early.items() if key[0] == kind} for kind in case.kinds]
-        change = ratio(sides[1], sides[0])
+        plain, muon = by_kind(early, case.kinds)
+        change = ratio(muon, plain)
         result.data["early over late, muon over plain"] = vars(change)
         result.found.append(f"Early over late, Muon's over plain's: {say(change, '{:.3g}')}: {verdict(change, 1.0)}.")
     result.found.append(
@@ -61,7 +61,7 @@ def gradients_result(case: Case) -> Result:
         if case.recipe.kind != "recall"
         else "Only the answers at the end are scored: what reaches early steps has passed through all the others."
     )
-    result.data |= {f"{k}-seed{s}-fold{f}": one._asdict() for (k, s, f), one in found.items()}
+    result.data |= named(found)
     return result
 
 
@@ -133,7 +133,7 @@ def truncation_result(case: Case) -> Result:
         result.found.append(f"{kind}: {score} with rank 1 minus all directions: {say(lost)}.")
     if stride > 1:
         result.found.append(f"The directions are those of the memory at the end of each {stride} steps.")
-    result.data |= {f"{k}-seed{s}-fold{f}": one._asdict() for (k, s, f), one in found.items()}
+    result.data |= named(found)
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ..tasks.task import Task
 from . import svg
 from .case import Case
 from .result import Result
+from .variants import own_muon
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 ROUNDS, BUDGET = 5, 6.0
@@ -23,7 +23,7 @@ PAPER = (
 )
 
 
-def batch_of(task: Task, facts: dict[str, Any], size: int, length: int) -> dict[str, Tensor]:
+def noise(task: Task, facts: dict[str, Any], size: int, length: int) -> dict[str, Tensor]:
     """Noise in the form of the task's batches, of one length."""
     generator = torch.Generator().manual_seed(0)
     if "channels" in facts and "mean" in facts:
@@ -44,14 +44,14 @@ def step_of(model: nn.Module, batch: dict[str, Tensor]) -> Callable[[], None]:
 
 
 def scaling(case: Case) -> Result:
-    """Seconds of an epoch's training steps at several lengths, plain and Muon, taking turns."""
+    """Seconds of a training step at several lengths, plain and Muon, taking turns."""
     result = Result("scaling", "Time against length", PAPER)
     facts, size = case.facts(), min(16, case.recipe.training.batch_size)
-    tasks = {"plain": case.recipe.task.plain(), "muon": case.recipe.task.with_muon(_muon(case))}
+    tasks = {"plain": case.recipe.task.plain(), "muon": case.recipe.task.with_muon(own_muon(case.recipe))}
     models = {kind: task.build_model(facts) for kind, task in tasks.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in models}
     for length in LENGTHS:
-        batch = batch_of(case.recipe.task, facts, size, length)
+        batch = noise(case.recipe.task, facts, size, length)
         best = best_seconds({kind: step_of(model, batch) for kind, model in models.items()}, ROUNDS, BUDGET)
         for kind, value in best.items():
             seconds[kind].append(value)
@@ -72,9 +72,3 @@ def scaling(case: Case) -> Result:
     result.settings = {"threads": torch.get_num_threads(), "sequences": size, "steps of an epoch": per_epoch}
     result.data = {"lengths": LENGTHS, "seconds": seconds, "muon over plain": ratios, "powers": powers}
     return result
-
-
-def _muon(case: Case) -> Any:
-    from .variants import own_muon
-
-    return own_muon(replace(case.recipe))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import svg
-from .case import Case
+from .case import Case, by_kind, named
 from .geometry import Memory, Ranks, memory, rank, spectrum
 from .result import Result, paired, ratio, say, spread, verdict
 
@@ -39,12 +39,11 @@ def spectrum_result(case: Case) -> Result:
     result.table("Condition number of S, median over sequences and heads", head, rows)
     if len(case.kinds) == 2:
         for layer in range(layers):
-            sides = [{key[1:]: found[key].condition[layer] for key in found if key[0] == kind} for kind in case.kinds]
-            change = ratio(sides[0], sides[1])
+            change = ratio(*by_kind({key: one.condition[layer] for key, one in found.items()}, case.kinds))
             result.data[f"plain over muon, layer {layer + 1}"] = vars(change)
             text = f"plain's condition number is {say(change, '{:.3g}')} times Muon's: {verdict(change, 1.0)}."
             result.found.append(f"Layer {layer + 1}: {text}")
-    result.data |= {_name(key): one._asdict() for key, one in found.items()}
+    result.data |= named(found)
     return result
 
 
@@ -68,11 +67,11 @@ def rank_result(case: Case) -> Result:
         result.found.append("A plain memory has no momentum: its M is the last write alone, of rank 1.")
     if len(case.kinds) == 2:
         for layer in range(layers):
-            sides = [{key[1:]: _late(found[key], "S", layer) for key in found if key[0] == kind} for kind in case.kinds]
-            change = paired(sides[1], sides[0])
+            plain, muon = by_kind({key: _late(one, "S", layer) for key, one in found.items()}, case.kinds)
+            change = paired(muon, plain)
             result.data[f"muon minus plain, S, layer {layer + 1}"] = vars(change)
             result.found.append(f"Layer {layer + 1}: S with Muon minus plain {say(change)}: {verdict(change)}.")
-    result.data |= {_name(key): one._asdict() for key, one in found.items()}
+    result.data |= named(found)
     return result
 
 
@@ -92,7 +91,7 @@ def memory_result(case: Case) -> Result:
 
 def norms(matrices: np.ndarray) -> list[float]:
     """Frobenius norms of `[T, d, m]`."""
-    return np.sqrt((matrices**2).sum((1, 2))).tolist()
+    return np.linalg.norm(matrices, axis=(1, 2)).tolist()
 
 
 def shown_layers(count: int) -> list[int]:
@@ -102,10 +101,6 @@ def shown_layers(count: int) -> list[int]:
 
 def _of(found: dict[Any, Any], kind: str) -> list[Any]:
     return [one for key, one in found.items() if key[0] == kind]
-
-
-def _name(key: tuple[str, int, int]) -> str:
-    return f"{key[0]}-seed{key[1]}-fold{key[2]}"
 
 
 def _points(values: np.ndarray) -> list[tuple[float, float]]:

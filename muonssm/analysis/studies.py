@@ -19,7 +19,7 @@ from ..training.folder import RunFolder
 from ..training.pool import train_all
 from ..training.recipe import Recipe
 from . import svg
-from .case import Case
+from .case import Case, batch_of
 from .geometry import rank
 from .result import Result, mean_and_deviation, paired, say, spread, verdict
 from .variants import GAMMAS, RECOMMENDED, TAUS, grid_name, jobs, variant
@@ -120,10 +120,17 @@ def _compare(study: Study, result: Result, scores: Scores, pairs: Sequence[tuple
         result.found.append(text[0].upper() + text[1:])
 
 
-def _table(study: Study, result: Result, names: Sequence[str], parts: Mapping[str, Mapping[Any, float | None]]) -> None:
+def _side_by_side(study: Study, result: Result, names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> None:
+    """Trains the variants; a table of both parts, a picture of the test part, and what differs there."""
+    places = study.train(names, result.name)
+    parts = {part: study.scores(places, part) for part in ("validation", "test")}
     head = ["", *(f"{part}, {study.metric.title}" + (", %" if study.metric.unit else "") for part in parts)]
     rows = [[TITLES[name], *(spread(_values(scores, name)) for scores in parts.values())] for name in names]
     result.table(f"Mean and deviation over {study.seeds} seeds", head, rows)
+    shown = {TITLES[name]: mean_and_deviation(_values(parts["test"], name)) for name in names}
+    result.figure("Test part", svg.bars(shown, study.metric.title))
+    _compare(study, result, parts["test"], pairs)
+    result.data["scores"] = _listed(parts)
 
 
 def ablation(study: Study) -> Result:
@@ -157,9 +164,7 @@ def ablation(study: Study) -> Result:
 def _rank_of(study: Study, path: Path) -> float:
     """Mean effective rank of M over layers and the last half of the steps."""
     recipe, _, model = RunFolder(path).load_model()
-    task, part = recipe.task, study.data.validation
-    items = [part[i * len(part) // RANK_ITEMS] for i in range(min(RANK_ITEMS, len(part)))]
-    M = rank(model, task.collate(items, training=False)).M
+    M = rank(model, batch_of(recipe.task, study.data.validation, RANK_ITEMS)).M
     return float(M[:, M.shape[1] // 2 :].mean())
 
 
@@ -167,17 +172,11 @@ def ns_steps(study: Study) -> Result:
     """No Newton-Schulz step (momentum only), one, and five."""
     names = ("plain", "momentum", "muon", "five")
     result = Result("ns-steps", "Newton-Schulz steps: none, one, five", PAPER_STEPS, settings=study.settings())
-    places = study.train(names, "ns-steps")
-    parts = {part: study.scores(places, part) for part in ("validation", "test")}
-    _table(study, result, names, parts)
-    shown = {TITLES[name]: mean_and_deviation(_values(parts["test"], name)) for name in names}
-    result.figure("Test part", svg.bars(shown, study.metric.title))
-    _compare(study, result, parts["test"], [("muon", "five"), ("muon", "momentum")])
+    _side_by_side(study, result, names, [("muon", "five"), ("muon", "momentum")])
     result.found.append(
         "On a write of rank one, five steps give 0.6964 times its direction where one gives 0.701: the same memory, "
         "0.7% smaller. Where runs differ by more, it is chance."
     )
-    result.data["scores"] = _listed(parts)
     return result
 
 
@@ -185,13 +184,7 @@ def capacity(study: Study) -> Result:
     """A plain memory of twice the state against Muon, whose momentum doubles what is kept."""
     names = ("plain", "double", "muon")
     result = Result("capacity", "Twice the state against Muon", PAPER_CAPACITY, settings=study.settings())
-    places = study.train(names, "capacity")
-    parts = {part: study.scores(places, part) for part in ("validation", "test")}
-    _table(study, result, names, parts)
-    shown = {TITLES[name]: mean_and_deviation(_values(parts["test"], name)) for name in names}
-    result.figure("Test part", svg.bars(shown, study.metric.title))
-    _compare(study, result, parts["test"], [("muon", "plain"), ("double", "plain"), ("muon", "double")])
-    result.data["scores"] = _listed(parts)
+    _side_by_side(study, result, names, [("muon", "plain"), ("double", "plain"), ("muon", "double")])
     return result
 
 

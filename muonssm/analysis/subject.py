@@ -43,7 +43,9 @@ class Subject:
             return cls(folder.path, folder.read("comparison.json"), False)
         if folder.is_over and (folder.path / "recipe.json").is_file():
             return cls(folder.path, _of_run(folder), True)
-        raise ValueError(f"RUN is {str(path)!r}, {_reason(folder.path)}; it may be a finished run or comparison")
+        raise ValueError(
+            f"RUN is {str(path)!r}, {_reason(folder.path)}; it may be the folder of a finished run, or of a comparison"
+        )
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from muonssm.analysis.analyses import ANALYSES, Plan, analyze
 from muonssm.analysis.case import Case
 from muonssm.analysis.convergence import race, steps_to
 from muonssm.analysis.result import Result, is_clear, paired, ratio, say, spread
-from muonssm.analysis.scaling import batch_of
+from muonssm.analysis.scaling import noise
 from muonssm.analysis.variants import GAMMAS, RECOMMENDED, TAUS, VARIANTS, grid_name, jobs, small, variant
 from muonssm.cli import main
 from muonssm.ops import Muon
@@ -179,9 +179,9 @@ def test_bad_names_and_numbers(compared):
 
 def test_noise_of_any_length():
     facts = {"channels": ["a", "b"], "mean": [0, 0], "classes": ["x", "y", "z"]}
-    batch = batch_of(Recipe.load("watch").task, facts, 4, 10)
+    batch = noise(Recipe.load("watch").task, facts, 4, 10)
     assert batch["x"].shape == (4, 10, 2)
-    assert batch_of(Recipe.load("recall").task, {"vocab_size": 30}, 4, 10)["input_ids"].max() < 30
+    assert noise(Recipe.load("recall").task, {"vocab_size": 30}, 4, 10)["input_ids"].max() < 30
 
 
 def test_a_result_is_whole_on_disk(tmp_path):

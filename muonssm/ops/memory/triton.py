@@ -26,6 +26,7 @@ from .triton_kernels import common
 from .triton_kernels.ahead import KERNELS
 
 C = config.CHUNK
+BY_COLUMNS = ("memory_states", "memory_backward_states", "memory_output", "memory_step")  # a program a block of d
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -106,8 +107,7 @@ class _Call:
         cut = config.launch(name, max(d, m), self.architecture)
         BD, BM = min(cut.BD, config.padded(d)), min(cut.BM, config.padded(m))
         kernel = KERNELS[name]
-        columns = triton.cdiv(d, BD) if name in ("memory_states", "memory_backward_states", "memory_output") else 1
-        columns = triton.cdiv(d, BD) if name == "memory_step" else columns
+        columns = triton.cdiv(d, BD) if name in BY_COLUMNS else 1
         gamma = self.inputs[5]
         steps, inside, outside, delta = self.write
         own = {

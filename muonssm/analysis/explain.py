@@ -25,6 +25,7 @@ from ..training.folder import RunFolder
 
 KINDS = ("vision", "detection", "segmentation")
 SIDE = 256  # least height of a picture's columns
+LEGEND, LINE = 112, 18  # width and line height of the list of classes
 SURE = 0.5  # score from which a detection is drawn
 COLOURS = np.array([
     (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48), (145, 30, 180),
@@ -166,7 +167,7 @@ def _objects(pixels: np.ndarray, masks: Tensor, boxes: Tensor, labels: Tensor, f
 
 def _segmented(item: Shown, runs: dict[str, Any]) -> list[Panel]:
     pixels = _rgb(item.image)
-    panels = [] if item.truth is None else [Panel("truth", _painted(pixels, item.truth))]
+    painted = [] if item.truth is None else [("truth", item.truth)]
     mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
     for name, (_, _, model) in runs.items():
         with torch.no_grad():
@@ -177,16 +178,37 @@ def _segmented(item: Shown, runs: dict[str, Any]) -> list[Panel]:
         if item.truth is not None:
             known = item.truth != IGNORED
             title = f"{name}: {100 * (found == item.truth)[known].float().mean():.0f}% of pixels right"
-        panels.append(Panel(title, _painted(pixels, found)))
-    return panels
+        painted.append((title, found))
+    classes = next(iter(runs.values()))[1]["classes"]
+    panels = [Panel(title, _painted(pixels, labels)) for title, labels in painted]
+    return [*panels, _legend(torch.stack([labels for _, labels in painted]), classes)]
 
 
 def _painted(pixels: np.ndarray, labels: Tensor) -> np.ndarray:
-    """Each class in its colour, over the image; what has no label stays as it is."""
+    """Each class in its colour, over the image in grey, as a class should look alike everywhere; no label, no paint."""
     known = (labels != IGNORED).numpy()
     painted = pixels.astype(np.float32)
-    painted[known] = 0.4 * painted[known] + 0.6 * COLOURS[labels.numpy()[known] % len(COLOURS)]
+    grey = painted.mean(axis=-1, keepdims=True)
+    painted[known] = 0.3 * grey[known] + 0.7 * COLOURS[labels.numpy()[known] % len(COLOURS)]
     return painted.astype(np.uint8)
+
+
+def _legend(labels: Tensor, classes: Sequence[str]) -> Panel:
+    """Colours and names of the classes that are there, most pixels first."""
+    from PIL import Image, ImageDraw
+
+    there = labels[labels != IGNORED].bincount(minlength=len(classes))
+    order = [number for number in there.argsort(descending=True, stable=True).tolist() if there[number]]
+    picture = Image.new("RGB", (LEGEND, SIDE), (255, 255, 255))
+    pen, fits = ImageDraw.Draw(picture), SIDE // LINE
+    shown = order if len(order) <= fits else order[: fits - 1]
+    for row, number in enumerate(shown):
+        colour = tuple(int(value) for value in COLOURS[number % len(COLOURS)])
+        pen.rectangle((0, row * LINE, LINE - 6, row * LINE + LINE - 6), fill=colour)
+        pen.text((LINE, row * LINE), classes[number], fill=(0, 0, 0))
+    if len(order) > len(shown):
+        pen.text((0, len(shown) * LINE), f"and {len(order) - len(shown)} more", fill=(0, 0, 0))
+    return Panel("classes", np.array(picture))
 
 
 # pixels

@@ -203,6 +203,9 @@ def sensitivity(study: Study) -> Result:
     result.figure(f"Test {study.metric.title}, mean of {study.seeds} seeds; outlined: the paper's range", picture)
     inside = [means[point] for point in sorted(RECOMMENDED) if means[point] is not None]
     summary(result, inside, base, study)
+    gain = paired(_range_by_seed(scores, study.seeds), _by_seed(scores, "plain"))
+    result.data["range minus plain"] = vars(gain)
+    result.found.append(f"Mean of the range minus plain, {study.metric.title}: {say(gain)}: {verdict(gain)}.")
     result.found.append(
         "tau stands outside of the normalisation here. Inside, as in the paper's equation, it cancels for every write "
         "above delta: the map would be constant along tau up to rounding."
@@ -215,6 +218,16 @@ def sensitivity(study: Study) -> Result:
         "scores": _listed({"test": scores}),
     }
     return result
+
+
+def _range_by_seed(scores: Scores, seeds: int) -> dict[int, float | None]:
+    """The mean score of the paper's range, by seed; None where a run of it diverged."""
+    found: dict[int, float | None] = {}
+    for seed in range(seeds):
+        values = [scores[grid_name(*point), seed] for point in sorted(RECOMMENDED)]
+        known = [value for value in values if value is not None]
+        found[seed] = float(np.mean(known)) if len(known) == len(values) else None
+    return found
 
 
 def summary(result: Result, inside: Sequence[float | None], base: float | None, study: Study) -> None:

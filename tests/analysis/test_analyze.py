@@ -141,8 +141,11 @@ def test_everything_of_a_comparison(compared, monkeypatch, capsys):
     rows = gradients["data"]["map of plain"]
     assert rows["training"][0] == "0"
     assert len(rows["training"]) == 3  # the start and two epochs
-    table = json.loads((place / "sensitivity.json").read_text())["tables"][0]
-    assert table["rows"][0][4].endswith("/1)")
+    map_ = json.loads((place / "sensitivity.json").read_text())
+    assert map_["tables"][0]["rows"][0][4].endswith("/1)")
+    scores = map_["data"]["scores"]["test"]
+    gains = [scores[f"g0.9-t0.6-seed{seed}"] - scores[f"plain-seed{seed}"] for seed in (0, 1)]
+    assert map_["data"]["range minus plain"]["mean"] == pytest.approx(sum(gains) / 2)
     assert (compared / "report.html").is_file()
     trained = {path.name for path in (place / "runs").iterdir()}
     assert trained == {f"{n}-seed{s}" for n in ("momentum", "frobenius", "five", "double", "g0-t0.6", "g0-t1.2",

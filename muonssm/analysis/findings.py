@@ -31,7 +31,7 @@ def sections(subject: Subject) -> list[Section]:
         text = f"No analysis yet: `muonssm analyze {subject.path}`." + _elsewhere(subject)
         return [Section("analysis", "Analysis", page.paragraph(text, "soft"))]
     names = [*(name for name in ORDER if name in files), *(name for name in files if name not in ORDER)]
-    return [_section(files[name]) for name in names]
+    return [_section(files[name], subject.recipe) for name in names]
 
 
 def missing(subject: Subject) -> list[str]:
@@ -47,7 +47,7 @@ def _elsewhere(subject: Subject) -> str:
     return f" Single runs have theirs on their own pages: `muonssm report {' '.join(others)}`." if others else ""
 
 
-def _section(path: Path) -> Section:
+def _section(path: Path, recipe: dict[str, Any]) -> Section:
     finding = read_json(path)
     if not isinstance(finding, dict) or not isinstance(finding.get("title"), str):
         raise ValueError(f"{path} has no title; it may be an analysis that `muonssm analyze` wrote")
@@ -61,12 +61,30 @@ def _section(path: Path) -> Section:
             page.figures(
                 [page.figure(each["caption"], checked(each["svg"], path)) for each in finding.get("figures", [])]
             ),
-            page.details("How it was done", finding["settings"]) if finding.get("settings") else "",
+            page.details("How it was done", _settings(finding["settings"], recipe)) if finding.get("settings") else "",
             page.paragraph(f"All numbers: analysis/{path.name}", "soft") if finding.get("data") else "",
         ]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no analysis that `muonssm analyze` wrote: {error!r}") from error
     return Section(path.stem, finding["title"], "".join(parts))
+
+
+def _settings(settings: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose recipe is said by what differs from the run's own, which is on the page already."""
+    if "recipe" not in settings:
+        return settings
+    return settings | {"recipe": changes(recipe, settings["recipe"]) or "that of the run"}
+
+
+def changes(one: dict[str, Any], other: dict[str, Any], within: str = "") -> dict[str, Any]:
+    """What another recipe has that one has not, or has otherwise, by dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(one.get(key), dict):
+            found |= changes(one[key], value, f"{within}{key}.")
+        elif key not in one or one[key] != value:
+            found[within + key] = value
+    return found
 
 
 def _inline(text: str) -> str:

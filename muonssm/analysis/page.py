@@ -57,12 +57,16 @@ pre {{ overflow-x: auto; background: var(--card); padding: 12px; border-radius: 
   margin: 8px 0; }}
 footer {{ margin-top: 48px; border-top: 1px solid var(--line); padding-top: 8px; color: var(--soft);
   font-size: 13px; }}
+@media (max-width: 640px) {{ th, td {{ padding-right: 10px; }} th, td:first-child {{ white-space: normal; }}
+  caption {{ max-width: calc(100vw - 36px); }} }}
+@page {{ margin: 16mm 14mm; }}
 @media print {{
   :root {{ color-scheme: light; --card: #ffffff; --ink: #000000; --soft: #333333; }}
   body {{ max-width: none; padding: 0; font-size: 10.5pt; }}
   figure {{ border: 1px solid var(--line); width: calc(50% - 8px); }} figure.full {{ width: 100%; }}
   figure, tr, blockquote {{ break-inside: avoid; }} h1, h2, h3, caption {{ break-after: avoid; }}
-  svg {{ min-width: 0 !important; }} .wide, pre {{ overflow: visible; }} pre {{ white-space: pre-wrap; }}
+  svg {{ min-width: 0 !important; }} .wide, pre {{ overflow: visible; }}
+  pre {{ white-space: pre-wrap; columns: 3; font-size: 8pt; }} :is(h1, h2, h3) + p {{ break-after: avoid; }}
   th, td {{ white-space: normal; padding-right: 10px; }} a {{ color: inherit; }}
   details::details-content {{ content-visibility: visible; block-size: auto; display: block; }}
   article + article {{ break-before: page; border: 0; }}

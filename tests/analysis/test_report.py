@@ -118,6 +118,18 @@ def test_one_run_has_its_page_in_its_folder(tmp_path, capsys):
     assert sorted(path.name for path in run.iterdir() if "report" in path.name) == ["report.html"]
 
 
+def test_the_recipe_of_a_study_is_said_by_what_differs(tmp_path):
+    recipe = Recipe.load("watch")
+    run = make_run(tmp_path / "run", recipe)
+    shorter = Recipe.load("watch", ["training.epochs=3", "model.d_state=8"]).to_dict()
+    make_analysis(run, "capacity", "Shorter", settings={"seeds": 2, "recipe": shorter})
+    make_analysis(run, "ablation", "The same", settings={"seeds": 3, "recipe": recipe.to_dict()})
+    page = Reader(write_report([run]).read_text())
+    for seeds, said in ((2, {"model.d_state": 8, "training.epochs": 3}), (3, "that of the run")):
+        assert json.dumps({"seeds": seeds, "recipe": said}, indent=1) in page.text
+    assert page.text.count('"d_model"') == 1
+
+
 def test_the_papers_figures_for_vision_stand_beside_its_data_only(tmp_path):
     imagenet = Recipe.load("imagenet-tiny", [f"data.root={tmp_path}", "model.backbone=longhorn"]).to_dict()
     figures = published_vision(imagenet, synsets())

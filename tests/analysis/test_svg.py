@@ -198,6 +198,16 @@ def test_dots_and_whiskers_stand_at_mean_and_deviation():
     assert "paper" not in [each.text for each in elements(bars({"plain": (1.0, None)}, "x"), "text")]
 
 
+def test_long_names_stand_above_their_rows_so_that_a_phone_shows_all():
+    picture = bars({"plain": (91.25, 2.25), "momentum + Newton-Schulz": (92.5, 1.5)}, "accuracy")
+    assert "min-width:" not in picture
+    names = elements(picture, "text", "strong")
+    dots = [float(each.get("cy")) for each in elements(picture, "circle")]
+    assert [float(each.get("y")) for each in names] == pytest.approx([dots[0] - 16, dots[1] - 16])
+    beside = elements(bars({"plain": (1.0, None)}, "x"), "text", "strong")[0]
+    assert beside.get("text-anchor") == "end"
+
+
 def pixels(image):
     data = image.get("href").removeprefix("data:image/png;base64,")
     return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA")

@@ -9,7 +9,8 @@ from .colours import MOST, colours_of
 from .frame import frame, text, titled, width_of
 
 ROW, PLOT = 28, 250
-LONGEST = 210  # pixels of names
+ABOVE = 18  # pixels of a line above its row, where names stand if one of them is longer than
+LONGEST = 96
 
 
 def bars(
@@ -27,29 +28,36 @@ def bars(
     paper = paper or {}
     colours = colours_of(list(groups), "groups") if len(groups) <= MOST else dict.fromkeys(groups, 2)
     ends = [m + s * (d or 0.0) for m, d in groups.values() if m is not None for s in (-1, 1)]
-    left = 10 + min(LONGEST, max((1.1 * width_of(name) for name in groups), default=0)) + 8
+    longest = max((1.1 * width_of(name) for name in groups), default=0)
+    above = ABOVE if longest > LONGEST else 0  # beside long names a phone has no room for a chart
+    left, row_height = 10 + (0 if above else longest + 8), ROW + above
     axis = Axis.over([*ends, *(paper[name] for name in groups if name in paper)], left, left + PLOT, padded=True)
-    bottom = 8 + ROW * len(groups)
+    bottom = 8 + row_height * len(groups)
     parts = []
     for x in axis.ticks():
         at = axis.at(x)
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="8" y2="{bottom}"/>')
         parts.append(text(at, bottom + 15, number(x), "middle"))
     for i, (name, (mean, deviation)) in enumerate(groups.items()):
-        y = 8 + ROW * (i + 0.5)
+        y = 8 + row_height * i + above + ROW / 2
         said = _said(mean, deviation)
         marks = "" if mean is None else _dot(axis, y, mean, deviation, colours[name])
         lines = [f"{name}: {said}"]
         if name in paper:
             marks += _diamond(axis.at(paper[name]), y)
             lines.append(f"paper: {paper[name]:g}")
-        row = text(left - 8, y + 4, name, "end", "strong") + marks + text(left + PLOT + 10, y + 4, said)
+        named = (
+            text(left, y - above + 2, name, "start", "strong")
+            if above
+            else text(left - 8, y + 4, name, "end", "strong")
+        )
+        row = named + marks + text(left + PLOT + 10, y + 4, said)
         parts.append(titled(row, lines))
     parts.append(text(left + PLOT / 2, bottom + 32, y_label, "middle"))
     if any(name in paper for name in groups):
         parts.append(_diamond(left + PLOT + 16, bottom + 28) + text(left + PLOT + 26, bottom + 32, "paper"))
     width = left + PLOT + 20 + max((width_of(_said(*group)) for group in groups.values()), default=0)
-    return frame(round(width), bottom + 40, y_label, parts)
+    return frame(round(max(width, longest + 20)), bottom + 40, y_label, parts)
 
 
 def _said(mean: float | None, deviation: float | None) -> str:

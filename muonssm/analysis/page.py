@@ -18,6 +18,7 @@ from .svg.colours import DARK, LIGHT, variables
 from .svg.frame import READABLE, RULES, RULES_DARK, RULES_LIGHT
 
 LEAST = 300  # pixels of a figure, for its caption
+COLUMN = 20  # lines of JSON from which paper has it in columns
 STYLE = f"""
 :root {{ color-scheme: light dark; {variables(LIGHT)} }}
 {RULES}{RULES_LIGHT}
@@ -66,7 +67,7 @@ footer {{ margin-top: 48px; border-top: 1px solid var(--line); padding-top: 8px;
   figure {{ border: 1px solid var(--line); width: calc(50% - 8px); }} figure.full {{ width: 100%; }}
   figure, tr, blockquote {{ break-inside: avoid; }} h1, h2, h3, caption {{ break-after: avoid; }}
   svg {{ min-width: 0 !important; }} .wide, pre {{ overflow: visible; }}
-  pre {{ white-space: pre-wrap; columns: 3; font-size: 8pt; }} :is(h1, h2, h3) + p {{ break-after: avoid; }}
+  pre {{ white-space: pre-wrap; font-size: 8pt; }} pre.long {{ columns: 3; }} :is(h1, h2, h3) + p {{ break-after: avoid; }}
   th, td {{ white-space: normal; padding-right: 10px; }} a {{ color: inherit; }}
   details::details-content {{ content-visibility: visible; block-size: auto; display: block; }}
   article + article {{ break-before: page; border: 0; }}
@@ -146,4 +147,5 @@ def paragraph(text: str, kind: str = "") -> str:
 def details(title: str, content: Any) -> str:
     """What unfolds: text as it is, or anything else as JSON."""
     text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+    long = ' class="long"' if text.count("\n") > COLUMN and text is not content else ""
+    return f"<details><summary>{escape(title)}</summary><pre{long}>{escape(text)}</pre></details>"

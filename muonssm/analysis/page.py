@@ -67,7 +67,8 @@ footer {{ margin-top: 48px; border-top: 1px solid var(--line); padding-top: 8px;
   figure {{ border: 1px solid var(--line); width: calc(50% - 8px); }} figure.full {{ width: 100%; }}
   figure, tr, blockquote {{ break-inside: avoid; }} h1, h2, h3, caption {{ break-after: avoid; }}
   svg {{ min-width: 0 !important; }} .wide, pre {{ overflow: visible; }}
-  pre {{ white-space: pre-wrap; font-size: 8pt; }} pre.long {{ columns: 3; }} :is(h1, h2, h3) + p {{ break-after: avoid; }}
+  pre {{ white-space: pre-wrap; font-size: 8pt; }} pre.long {{ columns: 3; }}
+  :is(h1, h2, h3) + p {{ break-after: avoid; }}
   th, td {{ white-space: normal; padding-right: 10px; }} a {{ color: inherit; }}
   details::details-content {{ content-visibility: visible; block-size: auto; display: block; }}
   article + article {{ break-before: page; border: 0; }}

@@ -7,10 +7,11 @@ already, from an earlier study or in the comparison itself, is not trained again
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ..training.pool import train_all
 from ..training.recipe import Recipe
 from . import svg
 from .case import Case, batch_of
-from .geometry import rank
+from .geometry import rank, spectrum
 from .result import Result, mean_and_deviation, paired, say, spread, verdict
 from .variants import GAMMAS, RECOMMENDED, TAUS, grid_name, jobs, variant
 
@@ -134,38 +135,62 @@ def _side_by_side(study: Study, result: Result, names: Sequence[str], pairs: Seq
 
 
 def ablation(study: Study) -> Result:
-    """Momentum only, with Frobenius normalisation, with Newton-Schulz: scores, and effective rank of M."""
-    names = ("momentum", "frobenius", "muon")
+    """Momentum only, with Frobenius normalisation, with Newton-Schulz: scores, rank of M, conditioning of S."""
+    names = ("plain", "momentum", "frobenius", "muon")
     result = Result("ablation", "Three normalisations of the write", PAPER_ABLATION, settings=study.settings())
     places = study.train(names, "ablation")
     parts = {part: study.scores(places, part) for part in ("validation", "test")}
-    found: Scores = {key: _rank_of(study, path) for key, path in places.items()}
+    geometry = {key: _geometry_of(study, path) for key, path in places.items()}
+    ranks: Scores = {key: each.rank for key, each in geometry.items()}
+    logs: Scores = {key: each.log_condition for key, each in geometry.items()}
     unit = ", %" if study.metric.unit else ""
-    head = ["", *(f"{part}, {study.metric.title}{unit}" for part in parts), "effective rank of M"]
-    rows = [[TITLES[name], *(spread(_values(scores, name)) for scores in (*parts.values(), found))] for name in names]
-    paper = [["paper, MMAct: " + TITLES[name], accuracy, "", r] for name, (accuracy, r) in ABLATION.items()]
+    head = [
+        "",
+        *(f"{part}, {study.metric.title}{unit}" for part in parts),
+        "effective rank of M",
+        "log10 of S's condition",
+    ]
+    rows = [[TITLES[n], *(spread(_values(scores, n)) for scores in (*parts.values(), ranks, logs))] for n in names]
+    paper = [["paper, MMAct: " + TITLES[name], accuracy, "", r, ""] for name, (accuracy, r) in ABLATION.items()]
     result.table(f"Mean and deviation over {study.seeds} seeds", head, rows, paper)
-    bars = {TITLES[name]: mean_and_deviation(_values(parts["validation"], name)) for name in names}
-    result.figure("Validation", svg.bars(bars, f"{study.metric.title}{unit}"))
-    bars = {TITLES[name]: mean_and_deviation(_values(found, name)) for name in names}
-    result.figure("Effective rank of M", svg.bars(bars, "effective rank"))
+    for caption, scores, axis in (
+        ("Validation", parts["validation"], f"{study.metric.title}{unit}"),
+        ("Effective rank of M", ranks, "effective rank"),
+        ("Condition number of S", logs, "log10 of the condition number"),
+    ):
+        shown = {TITLES[name]: mean_and_deviation(_values(scores, name)) for name in names}
+        result.figure(caption, svg.bars(shown, axis))
     _compare(
         study, result, parts["validation"], [("muon", "frobenius"), ("muon", "momentum"), ("frobenius", "momentum")]
     )
     for other in ("frobenius", "momentum"):
-        change = paired(_by_seed(found, "muon"), _by_seed(found, other))
+        change = paired(_by_seed(ranks, "muon"), _by_seed(ranks, other))
         result.data[f"rank, muon minus {other}"] = vars(change)
         result.found.append(f"Effective rank of M, Newton-Schulz minus {TITLES[other]}: {say(change)}.")
+    for other, one in itertools.pairwise(names):
+        change = paired(_by_seed(logs, one), _by_seed(logs, other))
+        result.data[f"log10 of condition, {one} minus {other}"] = vars(change)
+        text = f"log10 of S's condition number, {TITLES[one]} minus {TITLES[other]}: {say(change)}: {verdict(change)}."
+        result.found.append(text)
     result.found.append(ALGEBRA)
-    result.data |= {"scores": _listed(parts), "rank of M": {f"{n}-seed{s}": x for (n, s), x in found.items()}}
+    result.data |= {"scores": _listed(parts), "geometry": _listed({"rank of M": ranks, "log10 of condition": logs})}
     return result
 
 
-def _rank_of(study: Study, path: Path) -> float:
-    """Mean effective rank of M over layers and the last half of the steps."""
+class Geometry(NamedTuple):
+    """Of one run, over layers: mean effective rank of M, and mean log10 of S's condition number, None if not finite."""
+
+    rank: float
+    log_condition: float | None
+
+
+def _geometry_of(study: Study, path: Path) -> Geometry:
+    """Ranks over the last half of the steps, the condition number after the last."""
     recipe, _, model = RunFolder(path).load_model()
-    M = rank(model, batch_of(recipe.task, study.data.validation, RANK_ITEMS)).M
-    return float(M[:, M.shape[1] // 2 :].mean())
+    batch = batch_of(recipe.task, study.data.validation, RANK_ITEMS)
+    M = rank(model, batch).M
+    logs = np.log10(spectrum(model, batch).condition)
+    return Geometry(float(M[:, M.shape[1] // 2 :].mean()), float(logs.mean()) if np.isfinite(logs).all() else None)
 
 
 def ns_steps(study: Study) -> Result:

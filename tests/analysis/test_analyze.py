@@ -137,6 +137,10 @@ def test_everything_of_a_comparison(compared, monkeypatch, capsys):
     spectrum = json.loads((place / "spectrum.json").read_text())
     assert len(spectrum["figures"]) == 2  # two layers
     assert spectrum["data"]["plain over muon, layer 1"]["pairs"] == 2
+    ablation = json.loads((place / "ablation.json").read_text())
+    logs = ablation["data"]["geometry"]["log10 of condition"]
+    steps = [logs[f"muon-seed{seed}"] - logs[f"frobenius-seed{seed}"] for seed in (0, 1)]
+    assert ablation["data"]["log10 of condition, muon minus frobenius"]["mean"] == pytest.approx(sum(steps) / 2)
     gradients = json.loads((place / "gradients.json").read_text())
     rows = gradients["data"]["map of plain"]
     assert rows["training"][0] == "0"

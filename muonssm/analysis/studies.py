@@ -228,6 +228,7 @@ def sensitivity(study: Study) -> Result:
     result.figure(f"Test {study.metric.title}, mean of {study.seeds} seeds; outlined: the paper's range", picture)
     inside = [means[point] for point in sorted(RECOMMENDED) if means[point] is not None]
     summary(result, inside, base, study)
+    _chance(result, [_values(scores, names[point]) for point in sorted(RECOMMENDED)])
     gain = paired(_range_by_seed(scores, study.seeds), _by_seed(scores, "plain"))
     result.data["range minus plain"] = vars(gain)
     result.found.append(f"Mean of the range minus plain, {study.metric.title}: {say(gain)}: {verdict(gain)}.")
@@ -243,6 +244,19 @@ def sensitivity(study: Study) -> Result:
         "scores": _listed({"test": scores}),
     }
     return result
+
+
+def _chance(result: Result, settings: Sequence[Sequence[float]]) -> None:
+    """How far means of settings would lie apart if all were alike, by how seeds of one setting do."""
+    known = [values for values in settings if len(values) > 1]
+    if not known:
+        return
+    one = float(np.sqrt(np.mean([np.var(values, ddof=1) for values in known])))
+    mean = one / float(np.sqrt(min(len(values) for values in known)))
+    result.data["chance"] = {"one run": one, "mean": mean}
+    result.found.append(
+        f"Runs of one setting deviate by {one:.2f} over seeds: by chance alone means would by {mean:.2f}."
+    )
 
 
 def _range_by_seed(scores: Scores, seeds: int) -> dict[int, float | None]:

@@ -150,6 +150,8 @@ def test_everything_of_a_comparison(compared, monkeypatch, capsys):
     scores = map_["data"]["scores"]["test"]
     gains = [scores[f"g0.9-t0.6-seed{seed}"] - scores[f"plain-seed{seed}"] for seed in (0, 1)]
     assert map_["data"]["range minus plain"]["mean"] == pytest.approx(sum(gains) / 2)
+    chance = abs(scores["g0.9-t0.6-seed0"] - scores["g0.9-t0.6-seed1"]) / 2**0.5  # the deviation of two runs
+    assert map_["data"]["chance"] == pytest.approx({"one run": chance, "mean": chance / 2**0.5})
     assert (compared / "report.html").is_file()
     trained = {path.name for path in (place / "runs").iterdir()}
     assert trained == {f"{n}-seed{s}" for n in ("momentum", "frobenius", "five", "double", "g0-t0.6", "g0-t1.2",

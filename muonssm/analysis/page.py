@@ -59,7 +59,7 @@ pre {{ overflow-x: auto; background: var(--card); padding: 12px; border-radius: 
 footer {{ margin-top: 48px; border-top: 1px solid var(--line); padding-top: 8px; color: var(--soft);
   font-size: 13px; }}
 @media (max-width: 640px) {{ th, td {{ padding-right: 10px; }} th, td:first-child {{ white-space: normal; }}
-  caption {{ max-width: calc(100vw - 36px); }} }}
+  td:first-child {{ min-width: 7.5em; }} caption {{ max-width: calc(100vw - 36px); }} }}
 @page {{ margin: 16mm 14mm; }}
 @media print {{
   :root {{ color-scheme: light; --card: #ffffff; --ink: #000000; --soft: #333333; }}

@@ -196,6 +196,7 @@ def test_dots_and_whiskers_stand_at_mean_and_deviation():
     texts = [each.text for each in elements(picture, "text")]
     assert {"70 ± 2", "80", "diverged", "a & b", "paper"} <= set(texts)
     assert "paper" not in [each.text for each in elements(bars({"plain": (1.0, None)}, "x"), "text")]
+    assert "1 ± 0" in [each.text for each in elements(bars({"plain": (1.0, 1e-9)}, "x"), "text")]  # rounding
 
 
 def test_long_names_stand_above_their_rows_so_that_a_phone_shows_all():

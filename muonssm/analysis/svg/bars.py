@@ -63,7 +63,9 @@ def bars(
 def _said(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "diverged"
-    return f"{mean:.4g}" + ("" if deviation is None else f" ± {deviation:.2g}")
+    if deviation is None:
+        return f"{mean:.4g}"
+    return f"{mean:.4g} ± {0 if deviation < 1e-6 * abs(mean) else deviation:.2g}"  # rounding is no deviation
 
 
 def _dot(axis: Axis, y: float, mean: float, deviation: float | None, colour: int) -> str:

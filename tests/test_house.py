@@ -24,12 +24,13 @@ MAY_IMPORT = {
     "analysis": {"ops", "layers", "models", "data", "tasks", "training", "bench"},
     "info": {"ops"},
     "files": set(),
+    "numbers": set(),
     "elf": set(),
     "torchvision_cpu": {"elf"},
     "cli": {"cli_analysis", "bench", "analysis", "training", "tasks", "data", "info"},
     "cli_analysis": {"analysis", "data"},
 }
-FOR_ALL = {"version", "files", "torchvision_cpu"}
+FOR_ALL = {"version", "files", "numbers", "torchvision_cpu"}
 OWN = "muonssm"
 
 

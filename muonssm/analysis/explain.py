@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..data.image_files import read_image, to_pil
 from ..data.images import IMAGENET
 from ..files import atomic
+from ..numbers import is_whole
 from ..tasks.augment_images import view_of
 from ..tasks.segmentation_metrics import IGNORED
 from ..training.folder import RunFolder
@@ -59,7 +60,7 @@ def explain(
         count: how many of these.
         output: a folder.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_whole(count, 1):
         raise ValueError(f"count is {count!r}; it may be an integer >= 1")
     runs = {name: RunFolder(path).load_model(*KINDS) for name, path in _runs(Path(run)).items()}
     recipe, facts, _ = next(iter(runs.values()))

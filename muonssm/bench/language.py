@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..layers import BACKBONES, Mixer, load_weights
+from ..numbers import is_whole
 from .measure import best_seconds, forward, threads
 from .suite import Row, write_record
 from .workloads import TOLERANCE
@@ -126,7 +127,7 @@ class Report:
 
 def check_count(name: str, value: object, least: int) -> None:
     """An integer that is large enough."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
 
 

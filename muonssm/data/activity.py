@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..numbers import is_real, is_whole
 from . import folder, mmact, muwiges, uestc, watch
 from .recordings import Channels, DamagedFileError, Lost, Recording, Signal, Source, even, own_rate
 from .splits import PARTS, assign
@@ -91,15 +92,15 @@ class ActivityConfig:
     def _check_numbers(self) -> None:
         for name, least in (("length", 2), ("folds", 3), ("fold", 0), ("seed", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_whole(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
         if self.fold >= self.folds:
             raise ValueError(f"fold is {self.fold} with folds {self.folds}; it may be 0 to {self.folds - 1}")
-        if not _is_real(self.overlap) or not 0 <= self.overlap < 1:
+        if not is_real(self.overlap) or not 0 <= self.overlap < 1:
             raise ValueError(f"overlap is {self.overlap!r}; it may be in [0, 1)")
-        if not _is_real(self.max_lost) or not 0 <= self.max_lost <= 1:
+        if not is_real(self.max_lost) or not 0 <= self.max_lost <= 1:
             raise ValueError(f"max_lost is {self.max_lost!r}; it may be in [0, 1]")
-        if self.rate is not None and not (_is_real(self.rate) and 0 < self.rate < math.inf):
+        if self.rate is not None and not (is_real(self.rate) and 0 < self.rate < math.inf):
             raise ValueError(f"rate is {self.rate!r}; it may be None or samples a second, > 0")
 
     def _check_channels(self, source: Source) -> None:
@@ -113,10 +114,6 @@ class ActivityConfig:
         unknown = set(self.channels) - set(source.channels or self.channels)
         if unknown:
             raise ValueError(f"channels has {min(unknown)!r}; with source {self.source!r} it may be {source.channels}")
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..numbers import is_real, is_whole
 from .image_files import DamagedImageError, need, read_image
 
 SHORT = tuple(range(480, 801, 32))
@@ -53,20 +54,14 @@ class CocoView:
     def __post_init__(self) -> None:
         if self.short is not None:
             sides = (self.short,) if isinstance(self.short, int) else tuple(self.short)
-            if not sides or not all(
-                isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in sides
-            ):
+            if not sides or not all(is_whole(side, 1) for side in sides):
                 raise ValueError(f"short is {self.short!r}; it may be None or one or more integers > 0")
             object.__setattr__(self, "short", sides)
-        if (
-            isinstance(self.longest, bool)
-            or not isinstance(self.longest, int)
-            or self.longest < max(self.short or (1,))
-        ):
+        if not is_whole(self.longest, max(self.short or (1,))):
             raise ValueError(
                 f"longest is {self.longest!r}; it may be an integer >= {max(self.short or (1,))}, as short"
             )
-        if isinstance(self.flip, bool) or not isinstance(self.flip, (int, float)) or not 0 <= self.flip <= 1:
+        if not is_real(self.flip) or not 0 <= self.flip <= 1:
             raise ValueError(f"flip is {self.flip!r}; it may be in [0, 1]")
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..files import atomic
+from ..numbers import is_whole
 from .image_files import class_names, find_images, need, open_image, to_pil, to_tensor
 
 CORRUPTIONS = (
@@ -130,7 +131,7 @@ def _check_jobs(jobs: Sequence[tuple[str, int]], size: int | None, source: Path,
     sample = torch.zeros(3, SMALLEST, SMALLEST, dtype=torch.uint8)
     for corruption, severity in jobs:
         _check(sample, corruption, severity)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < SMALLEST):
+    if size is not None and not is_whole(size, SMALLEST):
         raise ValueError(f"size is {size!r}; it may be None or an integer >= {SMALLEST}")
     if output.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"output is {str(output)!r}, which is in source {str(source)!r}; it may be outside of it")

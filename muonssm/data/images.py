@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..numbers import is_real, is_whole
 from .image_files import MODES, ImageFile, class_names, find_images, need, read_image, to_tensor
 from .recordings import Lost
 from .splits import PARTS
@@ -82,11 +83,11 @@ class ImageConfig:
     def _check_shares(self) -> None:
         for name in ("validation", "test"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+            if not is_real(value) or not 0 < value < 1:
                 raise ValueError(f"{name} is {value!r}; it may be in (0, 1)")
         if self.validation + self.test >= 1:
             raise ValueError(f"validation is {self.validation} and test {self.test}; they may be less than 1 together")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+        if not is_whole(self.seed, 0):
             raise ValueError(f"seed is {self.seed!r}; it may be an integer >= 0")
 
     def _check_hub(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..numbers import is_whole
 from .tokens import IGNORED, TokenPart
 
 FIELDS = ("instruction", "input", "output")
@@ -43,7 +44,7 @@ class Examples(Dataset):
     """
 
     def __init__(self, part: TokenPart, length: int) -> None:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        if not is_whole(length, 1):
             raise ValueError(f"length is {length!r}; it may be an integer >= 1")
         self.part, self.length = part, length
         sizes, prompts = part.sizes()

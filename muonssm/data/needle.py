@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from ..numbers import is_whole
+
 VARIANTS = ("pk", "number", "uuid")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 TASK = (
@@ -73,7 +75,7 @@ class NeedleConfig:
             raise ValueError(f"variant is {self.variant!r}; it may be one of {VARIANTS}")
         for name, least in (("length", 1), ("samples", 1), ("answer_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_whole(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
 
 

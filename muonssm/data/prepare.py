@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..numbers import is_real, is_whole
 from .corpora import ALIASES, KINDS, Document, Lost, Place, Row, Source, open_source
 from .tokenizer import LEAST, Encoded, encode_documents, load_tokenizer, save_tokenizer, spread, train_bpe, vocabulary
 from .tokens import FORMAT, MANIFEST, PARTS, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens, write_json
@@ -94,7 +95,7 @@ class PrepareConfig:
         if self.validation is None:
             object.__setattr__(self, "validation", 0.05 if self.source == "stdlib" else 0.01)
         share = self.validation
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        if not is_real(share) or not 0 <= share < 1:
             raise ValueError(f"validation is {self.validation!r}; it may be None or in [0, 1)")
         self._check_counts()
 
@@ -104,7 +105,7 @@ class PrepareConfig:
             value, bound = getattr(self, name), least.get(name, 1)
             if value is None and name not in least:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < bound:
+            if not is_whole(value, bound):
                 raise ValueError(
                     f"{name} is {value!r}; it may be {'' if name in least else 'None or '}an integer >= {bound}"
                 )

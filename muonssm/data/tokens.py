@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..files import atomic
+from ..numbers import is_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -285,7 +286,7 @@ class Blocks(Dataset):
     """
 
     def __init__(self, part: TokenPart, length: int, keep_apart: bool = False) -> None:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        if not is_whole(length, 1):
             raise ValueError(f"length is {length!r}; it may be an integer >= 1")
         if not part.tokens:
             raise ValueError(f"{part.name} has 0 tokens; prepare the data with a validation above 0")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from ..numbers import is_whole
 from ..ops import MemoryState, Muon
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution
@@ -159,7 +160,7 @@ class Mixer(nn.Module, ABC):
 
 def check_size(name: str, value: int, divides: tuple[str, int] | None = None) -> int:
     """A positive integer, which divides another size if told so."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value, 1):
         raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
     if divides is not None and divides[1] % value:
         raise ValueError(f"{name} is {value}; it may be a divisor of {divides[0]} = {divides[1]}")

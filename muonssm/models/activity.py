@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..layers import BACKBONES, MixerState, build_mixer
 from ..layers.longhorn import FORMS
 from ..layers.momentum import KINDS as MOMENTA
+from ..numbers import is_whole
 from ..ops import Muon
 
 KERNEL = 3  # samples that the front end sees at once
@@ -57,7 +58,7 @@ class ActivityModelConfig:
             raise ValueError(f"backbone is {self.backbone!r}; it may be one of {tuple(BACKBONES)}")
         for name in ("d_model", "d_state", "expand", "layers"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
         for name, may in (("momentum", MOMENTA), ("form", FORMS), ("bidirectional", (True, False))):
             if getattr(self, name) not in may:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..numbers import is_real
 from .config import Muon
 from .state import MemoryState
 
@@ -109,7 +110,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> list[int] | N
 
 def check_eta(eta: float) -> None:
     """`eta` is a finite number."""
-    if isinstance(eta, bool) or not isinstance(eta, (int, float)):
+    if not is_real(eta):
         raise TypeError(f"eta is of type {type(eta).__name__}; it may be a finite float, 0 or 1 in the paper")
     if not math.isfinite(eta):
         raise ValueError(f"eta is {eta!r}; it may be a finite float, 0 or 1 in the paper")

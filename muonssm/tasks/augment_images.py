@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from ..data.image_files import to_pil
 from ..data.images import ImageSet
+from ..numbers import is_real, is_whole
 from ..torchvision_cpu import prepare_torchvision
 
 SHARES = ("erasing", "smoothing", "flip", "jitter", "shift", "zoom")
@@ -57,16 +58,16 @@ class ImageAugmentation:
     zoom: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
+        if not is_whole(self.size, 0):
             raise ValueError(f"size is {self.size!r}; it may be an integer > 0, or 0 for images as they are")
         for name in ("crop", "least"):
-            if not _is_real(getattr(self, name)) or not 0 < getattr(self, name) <= 1:
+            if not is_real(getattr(self, name)) or not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be in (0, 1]")
         for name in SHARES:
-            if not _is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+            if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be in [0, 1]")
         for name, most in (("mixup", math.inf), ("cutmix", math.inf), ("rotation", 180)):
-            if not _is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= most:
+            if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be in [0, {most}]")
         if self.interpolation not in ("bicubic", "bilinear", "random"):
             raise ValueError(f"interpolation is {self.interpolation!r}; it may be 'bicubic', 'bilinear' or 'random'")
@@ -158,7 +159,3 @@ class ImageViews(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.images[index]
         return self.view(image), label
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

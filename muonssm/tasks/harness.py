@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..numbers import is_whole
 from .earlier import check_same
 from .generate import evaluating
 from .zero_shot import PAPER_TASKS
@@ -107,7 +108,7 @@ def run_harness(
 def _check(model: Any, tokenizer: Any, batch_size: int, limit: int | None, max_length: int | None) -> None:
     for name, value in (("batch_size", batch_size), ("limit", limit), ("max_length", max_length)):
         optional = value is None and name != "batch_size"
-        if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if not optional and not is_whole(value, 1):
             raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("tokenizer has neither a start nor an end token; it may be one with either")

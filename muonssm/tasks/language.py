@@ -18,6 +18,7 @@ from ..data.prepare import embedded
 from ..data.tokenizer import load_tokenizer
 from ..data.tokens import Blocks, PreparedTokens, TokenPart, open_tokens
 from ..models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
+from ..numbers import is_whole
 from ..ops import Muon
 from .generate import generate_text
 from .pretrained import MAY_BE, load_pretrained
@@ -52,7 +53,7 @@ class LanguageConfig:
             raise ValueError(f"source is {self.source!r}; it may be 'stdlib' or a folder of `muonssm prepare`")
         for name, least in (("length", 2), ("vocab_size", 257), ("validation_items", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_whole(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
         if self.keep_apart not in (True, False):
             raise ValueError(f"keep_apart is {self.keep_apart!r}; it may be True or False")

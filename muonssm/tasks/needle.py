@@ -29,6 +29,7 @@ from ..data.needle import (
     make_needle,
     score_needle,
 )
+from ..numbers import is_whole
 from .earlier import check_same
 from .quiet import without_reminder
 
@@ -63,7 +64,7 @@ class NeedleTest:
             if not isinstance(value, (tuple, list)) or not value or any(value.count(one) > 1 for one in value):
                 raise ValueError(f"{name} is {value!r}; it may be a tuple of one or more, each once")
             object.__setattr__(self, name, tuple(value))
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
+        if not is_whole(self.batch_size, 1):
             raise ValueError(f"batch_size is {self.batch_size!r}; it may be an integer >= 1")
         self.cells()  # which checks the rest
 

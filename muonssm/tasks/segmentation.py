@@ -15,6 +15,7 @@ from ..data.ade20k import IGNORED, Ade20k, CropView, fill
 from ..data.canvases import canvases
 from ..data.images import IMAGENET
 from ..models.vision.segmentation import Segmenter
+from ..numbers import is_real, is_whole
 from ..ops import Muon
 from .detection import canvas_config
 from .segmentation_metrics import PixelCounts
@@ -91,9 +92,9 @@ class Decoder:
     balance: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.balance, (bool, str)) or not 0 <= self.balance <= 1:
+        if not is_real(self.balance) or not 0 <= self.balance <= 1:
             raise ValueError(f"balance is {self.balance!r}; it may be in [0, 1]")
-        if isinstance(self.hidden, bool) or not isinstance(self.hidden, int) or self.hidden < 1:
+        if not is_whole(self.hidden, 1):
             raise ValueError(f"hidden is {self.hidden!r}; it may be an integer >= 1")
 
 

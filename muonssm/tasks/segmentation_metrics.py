@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numbers import is_whole
+
 IGNORED = 255
 
 
@@ -22,7 +24,7 @@ class PixelCounts:
     """Adds up predictions image by image; `score` is of all so far."""
 
     def __init__(self, classes: int, ignored: int = IGNORED) -> None:
-        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        if not is_whole(classes, 1):
             raise ValueError(f"classes is {classes!r}; it may be an integer >= 1")
         if 0 <= ignored < classes:
             raise ValueError(f"ignored is {ignored} with classes {classes}; it may be no class's number")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..numbers import is_real, is_whole
+
 CHOICES = {
     "optimizer": ("adam", "adamw", "lamb"),
     "precision": ("float32", "bfloat16"),
@@ -74,16 +76,16 @@ class TrainingConfig:
         least = {"epochs": 1, "batch_size": 1, "accumulation": 1}
         for name in ("epochs", "steps", "evaluate_every", "batch_size", "accumulation", "patience", "seed", "workers"):
             value, low = getattr(self, name), least.get(name, 0)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            if not is_whole(value, low):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
         high = {"weight_decay": math.inf}
         for name in ("warmup", "cooldown", "weight_decay", "label_smoothing", "final_rate", "beta1", "beta2", "ema"):
             value, top = getattr(self, name), high.get(name, 1.0)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= top:
+            if not is_real(value) or not 0 <= value <= top:
                 raise ValueError(f"{name} is {value!r}; it may be in [0, {top:g}]")
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            if not is_real(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it may be a number > 0")
         for name, may in CHOICES.items():
             if getattr(self, name) not in may:

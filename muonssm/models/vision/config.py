@@ -7,6 +7,7 @@ from typing import Any
 
 from ...layers import BACKBONES
 from ...layers.momentum import KINDS as MOMENTA
+from ...numbers import is_real, is_whole
 from ...ops import Muon
 
 STAGES = 4
@@ -68,7 +69,7 @@ class VisionConfig:
         for name, length in (("depths", STAGES), ("dims", STAGES), ("stem_strides", 2), ("windows", 2), ("heads", 2)):
             object.__setattr__(self, name, _counts(name, getattr(self, name), length))
         share = self.drop_path
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        if not is_real(share) or not 0 <= share < 1:
             raise ValueError(f"drop_path is {share!r}; it may be in [0, 1)")
         self._check_widths()
 
@@ -101,7 +102,7 @@ class VisionConfig:
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...numbers import is_whole
 from ...torchvision_cpu import prepare_torchvision
 from .config import VisionConfig
 from .features import VisionFeatures
@@ -42,7 +43,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value, 1):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
 
 

@@ -51,7 +51,7 @@ def stream(
     if config.mode != "windows":
         raise ValueError("the run was trained on whole clips (data.mode = 'clips'); only one on windows can stream")
     running = ActivityStream(model, config.length, config.overlap)
-    spent = 0.0
+    spent, number = 0.0, -1
     for number, row in enumerate(rows):
         if len(row) != len(facts["channels"]):
             names = ", ".join(facts["channels"])
@@ -68,6 +68,10 @@ def stream(
                 float(answer.probabilities[best]),
                 1e6 * spent / (number + 1),
             )
+    if number + 1 < config.length:
+        raise ValueError(
+            f"{number + 1} samples came, at the rate of the training data; there may be {config.length} or more"
+        )
 
 
 def rows_of(path: str, config: ActivityConfig, facts: dict[str, Any]) -> Iterator[Sequence[float]]:

@@ -58,6 +58,9 @@ def test_bad_files_and_folders_say_what_is_wrong(run, tmp_path, capsys, monkeypa
         monkeypatch.setattr("sys.stdin", io.StringIO(f"1,2,3\n{line}\n"))
         assert main(["stream", str(run), "-"]) == 2
         assert f"a line is {line!r}; it may be finite numbers separated by commas" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("1,2,3\n4,5,6\n"))
+    assert main(["stream", str(run), "-"]) == 2
+    assert "2 samples came" in capsys.readouterr().err  # fewer than a window: nothing could be said of them
     monkeypatch.setattr("sys.stdin", io.StringIO("acc_x,acc_y\n"))
     assert main(["stream", str(run), "-"]) == 2
     assert "the first line lacks acc_z; it may name acc_x, acc_y, acc_z" in capsys.readouterr().err

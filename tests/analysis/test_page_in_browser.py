@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import queue
 import shutil
+import signal
 import subprocess
-from html import unescape
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -23,12 +26,13 @@ from .runs import make_everything
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
-    "--virtual-time-budget=20000", "--window-size=1400,1000",
+    "--disable-background-networking", "--disable-component-update", "--no-proxy-server",
+    "--enable-logging=stderr", "--window-size=1400,1000",
 )  # fmt: skip
 WIDTHS = (1280, 390)
-# Opens the page in frames of these widths and writes what it finds into the document, for --dump-dom.
-PROBE = """<!doctype html><meta charset="utf-8"><body><pre id="found"></pre><script>
+SECONDS = 240
+# Opens the page in frames of these widths and sends back what it finds, whenever that is: a picture may take its time.
+PROBE = """<!doctype html><meta charset="utf-8"><body><script>
 const page = %s, errors = [];
 const pictures = async inside => {
   const lost = [];
@@ -57,7 +61,7 @@ const look = width => new Promise(done => {
   frame.srcdoc = page;
   document.body.append(frame);
 });
-Promise.all(%s.map(look)).then(found => document.getElementById("found").textContent = JSON.stringify(found));
+Promise.all(%s.map(look)).then(found => fetch("/found", {method: "POST", body: JSON.stringify(found)}));
 </script>"""
 
 
@@ -73,19 +77,49 @@ def browser():
     return pytest.skip("there is no chromium, chromium-browser or google-chrome to open the page in")
 
 
+@contextmanager
+def served(page):
+    """The address of a page on this machine, and the queue of what it sends back."""
+    found = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/" else 204)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(page.encode() if self.path == "/" else b"")
+
+        def do_POST(self):
+            found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", found
+        server.shutdown()
+
+
 def look(text, folder, *flags):
     """What the browser finds in a page, a record for each of WIDTHS, and the lines of its console."""
-    page = (
-        json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
-    )  # the probe's own script ends at its end only
+    # The probe's own script ends at its end only.
+    page = json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
     folder.mkdir()
-    (folder / "probe.html").write_text(PROBE % (page, list(WIDTHS)), encoding="utf-8")
-    command = [browser(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    done = subprocess.run([*command, (folder / "probe.html").as_uri()], capture_output=True, text=True, timeout=240)
-    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found is not None, done.stderr[-2000:]
-    assert found[1], f"the page did not load: {done.stderr[-2000:]}"
-    return json.loads(unescape(found[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    log = folder / "log.txt"
+    command = [browser(), *FLAGS, *flags, f"--user-data-dir={folder / 'profile'}"]
+    with served(PROBE % (page, list(WIDTHS))) as (address, answers), log.open("w") as errors:
+        opened = subprocess.Popen([*command, address], stdout=errors, stderr=errors, start_new_session=True)
+        try:
+            found = answers.get(timeout=SECONDS)
+        except queue.Empty:
+            pytest.fail(f"the page did not load in {SECONDS} s: {log.read_text()[-2000:]}")
+        finally:
+            os.killpg(opened.pid, signal.SIGKILL)
+            opened.wait()
+    return found, [line for line in log.read_text(errors="replace").splitlines() if "CONSOLE" in line]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from .colours import MOST, colours_of
 from .frame import frame, text, titled, width_of
 
 ROW, PLOT = 28, 250
-ABOVE = 18  # pixels of a line above its row, where names stand if one of them is longer than
-LONGEST = 96
+LONGEST = 96  # pixels of a name beside its row; if one is longer, all names stand above their rows
+ABOVE = 18  # pixels of that line
 
 
 def bars(

@@ -38,6 +38,8 @@ class TrainingConfig:
         patience: validations without a better score before it ends; 0 never ends early.
         keep: the weights of the `"best"` validation, or the `"last"`.
         ema: of a moving average of the weights, what stays of it at each step; the average is what is kept. 0: none.
+        statistics: of batch norms, from how many training items they are computed anew for the weights that are
+            validated and kept; 0 keeps the running ones of training.
         label_smoothing: part of the target that goes to all classes alike.
         precision: `"float32"`, or `"bfloat16"` for autocast (weights and states stay float32).
         checkpointing: whether activations are computed again in the backward pass, to save memory.
@@ -64,6 +66,7 @@ class TrainingConfig:
     patience: int = 10
     keep: str = "best"
     ema: float = 0.0
+    statistics: int = 0
     label_smoothing: float = 0.0
     precision: str = "float32"
     checkpointing: bool = False
@@ -74,7 +77,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch_size": 1, "accumulation": 1}
-        for name in ("epochs", "steps", "evaluate_every", "batch_size", "accumulation", "patience", "seed", "workers"):
+        whole = ("steps", "evaluate_every", "statistics", "patience", "seed", "workers")
+        for name in (*least, *whole):
             value, low = getattr(self, name), least.get(name, 0)
             if not is_whole(value, low):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")

@@ -23,6 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.tokens import IGNORED
 from ..tasks.task import Prepared, Scorer
+from .batch_norms import apart, batch_norms, drawn, renew
 from .evaluate import count_scores
 from .folder import RunFolder
 from .optimizer import WeightAverage, build_optimizer, cosine_with_cooldown
@@ -122,6 +123,8 @@ class TaskTrainer(Trainer):
         self.last_weights: dict[str, Tensor] = {}
         tokens = data.facts.get("tokens_per_item")
         self.average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
+        if recipe.training.statistics and not batch_norms(model):
+            raise ValueError(f"statistics is {recipe.training.statistics}; of a model without batch norms it may be 0")
         self.clock = Clock(None if tokens is None else tokens * recipe.training.batch_size)
         super().__init__(
             model,
@@ -145,6 +148,22 @@ class TaskTrainer(Trainer):
             state.distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
             self.is_fsdp_enabled = True
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        """A validation, with which training also ends; the checkpoint after it has new statistics of norms too."""
+        self._renew_statistics()
+        return super().evaluate(*arguments, **options)
+
+    def _renew_statistics(self) -> None:
+        """Of the averaged weights if there are any: from the same items each time, all of them in every process."""
+        training, data = self.recipe.training, self.train_dataset
+        if not training.statistics:
+            return
+        with apart(training.seed), self.accelerator.autocast():
+            parts = drawn(len(data), training.statistics, self.args.per_device_eval_batch_size)  # type: ignore[arg-type]
+            items = ([data[i] for i in part] for part in parts)  # type: ignore[index]
+            batches = (self._prepare_inputs(self.task.collate(part, training=True)) for part in items)
+            renew(self.average.average.module if self.average else self.model, batches)
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
         """By the averaged weights if there are any; see `_evaluation` for how tasks differ."""

@@ -63,11 +63,12 @@ def test_a_classifier_learns_and_is_scored_again(finished):
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_bits(finished, changes, tmp_path):
-    """With averaged weights, LAMB, cooldown, mixup and timm's pipeline: nothing of it is lost on the way."""
+    """With averaged weights, statistics anew, LAMB, cooldown, mixup and timm's pipeline: nothing of it is lost."""
     all_of_it = [
         *changes, "training.ema=0.9", "training.optimizer=lamb", "training.cooldown=0.25", "augment.mixup=0.5",
         "augment.smoothing=0.1", "augment.size=32", "augment.flip=0.5", "augment.rotation=0", "augment.shift=0",
         "augment.zoom=0", "augment.randaugment=rand-m5-mstd0.5-inc1", "augment.erasing=0.2", "training.keep=last",
+        "training.statistics=30",
     ]  # fmt: skip
     recipe = Recipe.load("vision-demo", all_of_it)
     whole = train(recipe, tmp_path / "whole")

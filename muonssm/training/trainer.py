@@ -11,6 +11,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from ..tasks.quiet import without_bars
 from ..tasks.task import Prepared
+from .allocator import keep_freed_memory
 from .engine import Snapshots, TaskTrainer, arguments_of, processes
 from .folder import RunFolder, as_json
 from .progress import ProgressBar, history, tensorboard, timing
@@ -19,6 +20,8 @@ from .recipe import Recipe
 
 def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Prepared | None = None) -> dict[str, Any]:
     """Trains by `recipe` into the folder `output`, and returns its metrics.
+
+    From then on the process keeps the memory that it frees; see `allocator`.
 
     Args:
         recipe: what to do.
@@ -31,6 +34,7 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Pr
     if folder.is_over:
         return folder.read("metrics.json")
     recipe.training.share(processes())
+    keep_freed_memory()
     data = recipe.task.prepare() if prepared is None else prepared
     set_seed(recipe.training.seed)
     model = recipe.task.build_model(data.facts)

@@ -1,7 +1,7 @@
 """Memory that a step frees stays with the process, for the next step.
 
 glibc gives large blocks back to the system as they are freed, and the system clears each page again when it is next
-touched. Training asks for the same blocks at every step: on CPUs that can cost it a fifth of its time.
+touched. Training asks for the same blocks at every step: on CPUs that can cost it much time.
 """
 
 from __future__ import annotations

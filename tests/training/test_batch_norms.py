@@ -73,7 +73,7 @@ def test_items_are_drawn_once_in_even_parts():
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_a_run_keeps_the_statistics_of_the_weights_it_keeps(changes, tmp_path, ema, keep):
-    """Also where the last step is no validation."""
+    """Also where the last step is none of every second, which are validated."""
     rhythm = ["training.steps=5", "training.evaluate_every=2", f"training.keep={keep}", f"training.ema={ema}"]
     more = ["training.statistics=40", *rhythm]
     recipe = Recipe.load("folder", [*changes, *more])
@@ -88,7 +88,7 @@ def test_a_run_keeps_the_statistics_of_the_weights_it_keeps(changes, tmp_path, e
     torch.testing.assert_close(model.state_dict(), kept)
 
 
-def test_what_statistics_may_be(changes, tmp_path):
+def test_what_statistics_may_be(tmp_path):
     with pytest.raises(ValueError, match="statistics is -1; it may be an integer >= 0"):
         TrainingConfig(statistics=-1)
     with pytest.raises(ValueError, match="statistics is 8; of a model without batch norms it may be 0"):

@@ -1,4 +1,4 @@
-"""Builds the C++ kernels in native/ beside the package. Everything else about the project is in pyproject.toml.
+"""Builds the C++ kernels in csrc/ beside the package. Everything else about the project is in pyproject.toml.
 
 A C++17 compiler is all that is needed: no torch headers, no Python headers. Where there is none, or it fails, the
 package is installed without the kernels and `muonssm info` says why.
@@ -18,7 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path(__file__).parent / "native"
+CSRC = Path(__file__).parent / "csrc"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-DNDEBUG"]
 INSTRUCTION_SETS = {
     "portable": (16, []),
@@ -49,17 +49,17 @@ def run(command: list[str]) -> None:
 
 
 def build(target: Path, objects: Path, extra: list[str] | None = None) -> None:
-    """Compiles native/ for every instruction set this kind of machine may have, and links `target`."""
+    """Compiles csrc/ for every instruction set this kind of machine may have, and links `target`."""
     compiler = find_compiler()
     extra = (extra or []) + shlex.split(os.environ.get("CXXFLAGS", ""))
     openmp = ["-fopenmp"] if understands(compiler, ["-fopenmp"], objects) else []
     intel = platform.machine().lower() in ("x86_64", "amd64")
     sets = INSTRUCTION_SETS if intel else {"portable": INSTRUCTION_SETS["portable"]}
     flags = [*FLAGS, *openmp, *extra]
-    jobs: list[tuple[list[str], Path, list[str]]] = [([str(NATIVE / "api.cpp")], objects / "api.o", [])]
+    jobs: list[tuple[list[str], Path, list[str]]] = [([str(CSRC / "api.cpp")], objects / "api.o", [])]
     for name, (width, machine) in sets.items():
         names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}"]
-        jobs.append(([str(NATIVE / "kernels.cpp")], objects / f"{name}.o", machine + names))
+        jobs.append(([str(CSRC / "kernels.cpp")], objects / f"{name}.o", machine + names))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         commands = [[*compiler, *flags, *own, "-c", *source, "-o", str(out)] for source, out, own in jobs]
         list(pool.map(run, commands))
@@ -100,7 +100,7 @@ class BuildNative(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         """For editable installs: library or log beside the sources, never both."""
-        source = NATIVE.parent / "muonssm"
+        source = CSRC.parent / "muonssm"
         for suffix in (".so", ".log"):
             (source / f"_native{suffix}").unlink(missing_ok=True)
         super().copy_extensions_to_source()

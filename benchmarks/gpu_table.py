@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-from muonssm.ops.memory.triton_kernels import ahead as memory
-from muonssm.ops.selective.triton_kernels import ahead as selective
-from muonssm.ops.triton.ahead import TARGETS, Report, compile_ahead
+from muonssm.ops.memory.kernels import aot as memory
+from muonssm.ops.selective.kernels import aot as selective
+from muonssm.ops.triton.aot import TARGETS, Report, compile_ahead
 from muonssm.ops.triton.config import CHUNK as C
 
 PEAK, BANDWIDTH = 989e12, 3.35e12  # H100 SXM, NVIDIA's data sheet: dense bfloat16 flops and bytes a second

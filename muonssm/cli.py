@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import cli_analysis
-from .torchvision_cpu import prepare_torchvision
-from .version import __version__
+from muonssm import cli_analysis
+from muonssm.torchvision_cpu import prepare_torchvision
+from muonssm.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def _add_info(commands: Any) -> None:
 
 
 def _info(_: argparse.Namespace) -> int:
-    from .info import describe
+    from muonssm.info import describe
 
     print(describe())
     return 0
@@ -74,7 +74,7 @@ def _add_bench(commands: Any) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from .bench import language, mixers, suite, training, vision
+    from muonssm.bench import language, mixers, suite, training, vision
 
     asked = (
         (arguments.mixers, mixers),
@@ -108,7 +108,7 @@ def _add_prepare(commands: Any) -> None:
 def _prepare(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
 
-    from .data.prepare import PrepareConfig, prepare
+    from muonssm.data.prepare import PrepareConfig, prepare
 
     given: dict[str, Any] = {f.name: getattr(arguments, f.name, f.default) for f in fields(PrepareConfig)}
     manifest = prepare(PrepareConfig(**given), Path(arguments.output), arguments.resume)
@@ -132,8 +132,8 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from .training.recipe import Recipe
-    from .training.trainer import train
+    from muonssm.training.recipe import Recipe
+    from muonssm.training.trainer import train
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/{recipe.name}")
@@ -162,9 +162,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from .analysis.report import write_report
-    from .training.compare import compare, table
-    from .training.recipe import Recipe
+    from muonssm.analysis.report import write_report
+    from muonssm.training.compare import compare, table
+    from muonssm.training.recipe import Recipe
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/compare-{recipe.name}")
@@ -196,9 +196,9 @@ def _eval(arguments: argparse.Namespace) -> int:
         return _zero_shot(arguments)
     if arguments.robustness is not None:
         return _robustness(arguments)
-    from .training.evaluate import evaluate
-    from .training.folder import RunFolder
-    from .training.recipe import Recipe
+    from muonssm.training.evaluate import evaluate
+    from muonssm.training.folder import RunFolder
+    from muonssm.training.recipe import Recipe
 
     scores = evaluate(arguments.folder)
     _print_scores(Recipe.from_dict(RunFolder(arguments.folder).read("recipe.json")), scores)
@@ -206,11 +206,11 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _zero_shot(arguments: argparse.Namespace) -> int:
-    from .tasks.harness import TaskDataError, run_harness
-    from .tasks.pretrained import load_pretrained
-    from .tasks.zero_shot import table
-    from .training.folder import RunFolder
-    from .training.published_language import published_zero_shot
+    from muonssm.tasks.harness import TaskDataError, run_harness
+    from muonssm.tasks.pretrained import load_pretrained
+    from muonssm.tasks.zero_shot import table
+    from muonssm.training.folder import RunFolder
+    from muonssm.training.published_language import published_zero_shot
 
     arguments.extra = "language"
     found, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
@@ -227,7 +227,7 @@ def _zero_shot(arguments: argparse.Namespace) -> int:
 
 
 def _robustness(arguments: argparse.Namespace) -> int:
-    from .training.robustness import evaluate_robustness
+    from muonssm.training.robustness import evaluate_robustness
 
     arguments.extra = "vision"
     if arguments.data is None:
@@ -246,8 +246,8 @@ def _add_predict(commands: Any) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from .tasks.recognise import predict
-    from .training.folder import RunFolder
+    from muonssm.tasks.recognise import predict
+    from muonssm.training.folder import RunFolder
 
     recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
     for found in predict(model, recipe.task.data, facts, arguments.file):  # type: ignore[attr-defined]
@@ -262,8 +262,8 @@ def _add_stream(commands: Any) -> None:
 
 
 def _stream(arguments: argparse.Namespace) -> int:
-    from .tasks.recognise import rows_from, rows_of, stream
-    from .training.folder import RunFolder
+    from muonssm.tasks.recognise import rows_from, rows_of, stream
+    from muonssm.training.folder import RunFolder
 
     recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
     config = recipe.task.data  # type: ignore[attr-defined]
@@ -290,8 +290,8 @@ def _add_generate(commands: Any) -> None:
 def _generate(arguments: argparse.Namespace) -> int:
     import warnings
 
-    from .tasks.generate import check_prompt, generate_text
-    from .tasks.pretrained import load_pretrained
+    from muonssm.tasks.generate import check_prompt, generate_text
+    from muonssm.tasks.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(arguments.folder)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "greedy", "seed")
@@ -332,10 +332,10 @@ def _add_needle(commands: Any) -> None:
 
 
 def _needle(arguments: argparse.Namespace) -> int:
-    from .analysis.heatmap import write_heatmap
-    from .tasks.needle import NeedleTest, run_needle, table
-    from .tasks.pretrained import load_pretrained
-    from .training.folder import RunFolder
+    from muonssm.analysis.heatmap import write_heatmap
+    from muonssm.tasks.needle import NeedleTest, run_needle, table
+    from muonssm.tasks.pretrained import load_pretrained
+    from muonssm.training.folder import RunFolder
 
     try:
         lengths = tuple(int(length) for length in arguments.lengths.split(","))

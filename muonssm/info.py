@@ -7,9 +7,9 @@ import platform
 
 import torch
 
-from .ops import IMPLEMENTATIONS
-from .ops.implementations import Problem, choose
-from .version import __version__
+from muonssm.ops import IMPLEMENTATIONS
+from muonssm.ops.dispatch import Problem, choose
+from muonssm.version import __version__
 
 OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "timm", "torchvision", "lm-eval", "mambapy", "aeon")
 

@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from . import elf
+from muonssm import elf
 
 TORCH_HALF = "libtorch_cuda.so"  # what a torch without CUDA has not
 ADVICE = "pip install torchvision from download.pytorch.org/whl/cpu, in the version that goes with torch"

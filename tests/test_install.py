@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("muonssm", "native", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+PARTS = ("muonssm", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def install(sources: Path, target: Path, **environment: str) -> None:
 
 
 WHICH = (
-    "import muonssm, torch; from muonssm.ops.implementations import Problem, choose; "
+    "import muonssm, torch; from muonssm.ops.dispatch import Problem, choose; "
     "print(muonssm.__file__); print(choose('auto', Problem(torch.device('cpu'), torch.float32, 100)).name)"
 )
 
@@ -107,13 +107,13 @@ def test_kernels_stay_inside_their_arrays(name, tmp_path):
     program = tmp_path / "ragged"
     compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
     common = ["-std=c++17", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *flags]
-    names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}", "-I", str(ROOT / "native")]
+    names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}", "-I", str(ROOT / "csrc")]
     run(
         compiler,
         *common,
         *names,
-        ROOT / "native" / "kernels.cpp",
-        ROOT / "tests" / "native" / "ragged.cpp",
+        ROOT / "csrc" / "kernels.cpp",
+        ROOT / "tests" / "csrc" / "ragged.cpp",
         "-o",
         program,
     )

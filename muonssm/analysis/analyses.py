@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..training.folder import RunFolder, as_json
-from ..training.recipe import Recipe, changed
+from muonssm.training.folder import RunFolder, as_json
+from muonssm.training.recipe import Recipe, changed
+
 from . import studies
 from .case import Case
 from .convergence import convergence

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..tasks.task import Prepared, Task
-from ..training.compare import KINDS
-from ..training.folder import RunFolder
-from ..training.recipe import Recipe
+from muonssm.tasks.task import Prepared, Task
+from muonssm.training.compare import KINDS
+from muonssm.training.folder import RunFolder
+from muonssm.training.recipe import Recipe
+
 from .subject import Subject
 
 Key = tuple[str, int, int]  # kind, seed, fold

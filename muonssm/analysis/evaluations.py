@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..training.published_language import published_needle, published_zero_shot
+from muonssm.training.published_language import published_needle, published_zero_shot
+
 from . import page, svg
 from .page import Section
 from .subject import Subject
@@ -38,8 +39,8 @@ def _backbone(subject: Subject) -> str:
 
 
 def _zero_shot(subject: Subject) -> Section | None:
-    from ..tasks.zero_shot import cells, notes, number, rows
-    from ..tasks.zero_shot import missing as absent
+    from muonssm.tasks.zero_shot import cells, notes, number, rows
+    from muonssm.tasks.zero_shot import missing as absent
 
     found = subject.holding("zero-shot.json")
     if not found:

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.image_files import read_image, to_pil
-from ..data.images import IMAGENET
-from ..files import atomic
-from ..numbers import is_whole
-from ..tasks.augment_images import view_of
-from ..tasks.segmentation_metrics import IGNORED
-from ..training.folder import RunFolder
+from muonssm.checks import is_whole
+from muonssm.data.image_files import read_image, to_pil
+from muonssm.data.images import IMAGENET
+from muonssm.files import atomic
+from muonssm.tasks.augment_images import view_of
+from muonssm.tasks.segmentation_metrics import IGNORED
+from muonssm.training.folder import RunFolder
 
 KINDS = ("vision", "detection", "segmentation")
 SIDE = 256  # least height of a picture's columns

@@ -11,8 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic
-from ..tasks.needle import BINS, Result, by_cell
+from muonssm.files import atomic
+from muonssm.tasks.needle import BINS, Result, by_cell
+
 from .page import document
 from .svg.colours import SCALE_DARK, SCALE_LIGHT, STEPS, scale
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.tokens import IGNORED
+from muonssm.data.tokens import IGNORED
+
 from .replay import Result, Segment, Visitor, replaying
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..tasks.task import Metric
-from ..training.compare import KINDS, Interval, cell
+from muonssm.tasks.task import Metric
+from muonssm.training.compare import KINDS, Interval, cell
+
 from . import page, svg
 from .page import Section
 from .subject import Subject

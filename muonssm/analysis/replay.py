@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.implementations import IMPLEMENTATIONS, Implementation, Modules
-from ..ops.memory import chunked as memory_chunked
-from ..ops.rows import run_sequences
-from ..ops.selective import chunked as selective_chunked
+from muonssm.ops.dispatch import IMPLEMENTATIONS, Implementation, Modules
+from muonssm.ops.memory import chunked as memory_chunked
+from muonssm.ops.rows import run_sequences
+from muonssm.ops.selective import chunked as selective_chunked
 
 NAME = "replay"
 Result = tuple[Tensor, Tensor, Tensor]  # y, S, M

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from ..files import atomic
-from ..version import __version__
+from muonssm.files import atomic
+from muonssm.version import __version__
+
 from . import evaluations, findings, outcome, page
 from .page import Section
 from .subject import Subject

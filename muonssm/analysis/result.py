@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..files import atomic
-from ..training.compare import Interval
-from ..training.folder import RunFolder
+from muonssm.files import atomic
+from muonssm.training.compare import Interval
+from muonssm.training.folder import RunFolder
+
 from . import svg
 
 

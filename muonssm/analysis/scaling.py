@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..bench.measure import best_seconds, exponent
-from ..tasks.task import Task
+from muonssm.bench.measure import best_seconds, exponent
+from muonssm.tasks.task import Task
+
 from . import svg
 from .case import Case
 from .result import Result

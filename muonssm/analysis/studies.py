@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..tasks.task import Metric
-from ..training.folder import RunFolder
-from ..training.pool import train_all
-from ..training.recipe import Recipe
+from muonssm.tasks.task import Metric
+from muonssm.training.folder import RunFolder
+from muonssm.training.pool import train_all
+from muonssm.training.recipe import Recipe
+
 from . import svg
 from .case import Case, batch_of
 from .geometry import rank, spectrum

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..tasks.task import Metric
-from ..training.compare import KINDS, Trial, metrics_of, summary
-from ..training.folder import RunFolder, as_json
-from ..training.recipe import Recipe
+from muonssm.tasks.task import Metric
+from muonssm.training.compare import KINDS, Trial, metrics_of, summary
+from muonssm.training.folder import RunFolder, as_json
+from muonssm.training.recipe import Recipe
 
 
 class Place(NamedTuple):
@@ -77,7 +77,7 @@ class Subject:
         """The paper's figures for the same data and model, by kind and score."""
         if self.result["paper"] or self.task not in ("vision", "detection", "segmentation"):
             return self.result["paper"]
-        from ..training.published_vision import published_vision
+        from muonssm.training.published_vision import published_vision
 
         return published_vision(self.recipe, self.folder(self.trained[0]).read("facts.json")["classes"])
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..ops import Muon
-from ..training.folder import RunFolder, as_json
-from ..training.recipe import Recipe
+from muonssm.ops import Muon
+from muonssm.training.folder import RunFolder, as_json
+from muonssm.training.recipe import Recipe
 
 GAMMAS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)  # the paper's grid
 TAUS = (0.4, 0.5, 0.6, 0.8, 1.0, 1.2)

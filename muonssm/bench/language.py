@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layers import BACKBONES, Mixer, load_weights
-from ..numbers import is_whole
+from muonssm.checks import is_whole
+from muonssm.layers import BACKBONES, Mixer, load_weights
+
 from .measure import best_seconds, forward, threads
 from .suite import Row, write_record
 from .workloads import TOLERANCE
@@ -133,7 +134,7 @@ def check_count(name: str, value: object, least: int) -> None:
 
 def build(backbone: str, sizes: Sizes, muon: bool) -> Any:
     """Our model, without a SwiGLU; nothing it generates ends it."""
-    from ..models.language import MuonSSMConfig, MuonSSMForCausalLM
+    from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
 
     torch.manual_seed(0)
     config = MuonSSMConfig(

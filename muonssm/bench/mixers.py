@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layers import Mixer, build_mixer, from_transformers
-from ..ops import Muon
+from muonssm.layers import Mixer, build_mixer, from_transformers
+from muonssm.ops import Muon
+
 from .measure import best_seconds, threads, training
 from .suite import Row, table, write_record
 from .workloads import TOLERANCE

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from ..files import atomic
-from ..info import describe
-from ..ops import Muon
+from muonssm.files import atomic
+from muonssm.info import describe
+from muonssm.ops import Muon
+
 from .measure import best_seconds, exponent, forward, peak_bytes, repeated, threads, training
 from .workloads import Contender, DecodeWorkload, MemoryWorkload, SelectiveWorkload, Workload, check
 

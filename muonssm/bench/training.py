@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layers import export_weights
-from ..models.activity import ActivityClassifier, ActivityModelConfig
-from ..ops import Muon
+from muonssm.layers import export_weights
+from muonssm.models.activity import ActivityClassifier, ActivityModelConfig
+from muonssm.ops import Muon
+
 from .measure import best_seconds, threads
 from .suite import Row, table, write_record
 from .workloads import TOLERANCE

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from ..models.vision import MambaVision, mambavision_tiny
-from ..ops import Muon
+from muonssm.models.vision import MambaVision, mambavision_tiny
+from muonssm.ops import Muon
+
 from .measure import best_seconds, threads
 from .suite import Row, table, write_record
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops import MemoryState, Muon, muon_memory, muon_selective_scan
+from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 
 TOLERANCE = 1e-4  # relative RMS to float64 that a contender may be off
 

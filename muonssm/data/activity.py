@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from . import folder, mmact, muwiges, uestc, watch
 from .recordings import Channels, DamagedFileError, Lost, Recording, Signal, Source, even, own_rate
 from .splits import PARTS, assign

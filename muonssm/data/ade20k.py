@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from .image_files import DamagedImageError, is_image, open_image, read_image
 
 IGNORED = 255

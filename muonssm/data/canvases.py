@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from .image_files import need
 from .images import mnist_images, stratify
 from .prepare import cache_folder

@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from .image_files import DamagedImageError, need, read_image
 
 SHORT = tuple(range(480, 801, 32))

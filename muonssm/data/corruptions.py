@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import atomic
-from ..numbers import is_whole
+from muonssm.checks import is_whole
+from muonssm.files import atomic
+
 from .image_files import class_names, find_images, need, open_image, to_pil, to_tensor
 
 CORRUPTIONS = (

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from .image_files import MODES, ImageFile, class_names, find_images, need, read_image, to_tensor
 from .recordings import Lost
 from .splits import PARTS

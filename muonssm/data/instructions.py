@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..numbers import is_whole
+from muonssm.checks import is_whole
+
 from .tokens import IGNORED, TokenPart
 
 FIELDS = ("instruction", "input", "output")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..numbers import is_whole
+from muonssm.checks import is_whole
 
 VARIANTS = ("pk", "number", "uuid")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."

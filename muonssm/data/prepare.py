@@ -22,7 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from .corpora import ALIASES, KINDS, Document, Lost, Place, Row, Source, open_source
 from .tokenizer import LEAST, Encoded, encode_documents, load_tokenizer, save_tokenizer, spread, train_bpe, vocabulary
 from .tokens import FORMAT, MANIFEST, PARTS, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens, write_json

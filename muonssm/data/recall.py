@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from . import copying, induction, mqar, passkey
 from .tokens import IGNORED
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..files import atomic
-from ..numbers import is_whole
+from muonssm.checks import is_whole
+from muonssm.files import atomic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from ..ops import Muon
+from muonssm.ops import Muon
+
 from .deltanet import DeltaNet
 from .gated_deltanet import GatedDeltaNet
 from .longhorn import LongHorn

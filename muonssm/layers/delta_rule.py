@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..ops import MemoryState, muon_memory
+from muonssm.ops import MemoryState, muon_memory
+
 from .mixer import Call, Mixer, Projected, check_size
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution, unit

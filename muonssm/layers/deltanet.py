@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops import Muon
-from ..ops.rows import compute_dtype
+from muonssm.ops import Muon
+from muonssm.ops.rows import compute_dtype
+
 from .delta_rule import DeltaRule, Heads, head_size
 from .mixer import Projected, check_size
 from .momentum import Momentum

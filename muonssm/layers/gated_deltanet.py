@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import Muon
-from ..ops.rows import compute_dtype
+from muonssm.ops import Muon
+from muonssm.ops.rows import compute_dtype
+
 from .delta_rule import DeltaRule, Heads, head_size
 from .mixer import Projected, check_size
 from .momentum import Momentum

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import MemoryState, Muon, muon_selective_scan
-from ..ops.mamba import MambaWeights, Norm, mamba_step
-from ..ops.rows import compute_dtype
+from muonssm.ops import MemoryState, Muon, muon_selective_scan
+from muonssm.ops.mamba_step import MambaWeights, Norm, mamba_step
+from muonssm.ops.rows import compute_dtype
+
 from .mixer import Call
 from .momentum import Momentum
 from .parts import RMSNorm, is_own, step_size_bias

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import MemoryState, Muon, muon_memory
-from ..ops.rows import compute_dtype
+from muonssm.ops import MemoryState, Muon, muon_memory
+from muonssm.ops.rows import compute_dtype
+
 from .mixer import Call, Mixer, Projected, check_size, head_dim_of
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution, step_size_bias

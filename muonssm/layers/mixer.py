@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..numbers import is_whole
-from ..ops import MemoryState, Muon
+from muonssm.checks import is_whole
+from muonssm.ops import MemoryState, Muon
+
 from .momentum import Momentum
 from .parts import RMSNorm, ShortConvolution
 from .sequences import Packing, both_bounds, both_ways, check_mask, mean_of_both

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..ops import Muon
+from muonssm.ops import Muon
 
 KINDS = ("fixed", "per_head", "per_step")
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.convolution import Convolved, causal_convolution
-from ..ops.rows import compute_dtype
+from muonssm.ops.causal_conv import Convolved, causal_convolution
+from muonssm.ops.rows import compute_dtype
 
 
 class ShortConvolution(nn.Module):

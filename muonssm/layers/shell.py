@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops import MemoryState
+from muonssm.ops import MemoryState
+
 from .mixer import Call, Mixer, Projected, check_size
 from .parts import ShortConvolution
 

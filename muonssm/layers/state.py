@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops import MemoryState
+from muonssm.ops import MemoryState
 
 
 class MixerState(NamedTuple):

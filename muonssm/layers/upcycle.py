@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import MemoryState, Muon
+from muonssm.ops import MemoryState, Muon
+
 from .gated_deltanet import GatedDeltaNet
 from .mamba import Mamba
 from .mamba2 import Mamba2

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..ops import Muon
+from muonssm.ops import Muon
+
 from .delta_rule import DeltaRule, Heads
 from .deltanet import DeltaNet
 from .gated_deltanet import GatedDeltaNet

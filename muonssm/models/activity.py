@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..layers import BACKBONES, MixerState, build_mixer
-from ..layers.longhorn import FORMS
-from ..layers.momentum import KINDS as MOMENTA
-from ..numbers import is_whole
-from ..ops import Muon
+from muonssm.checks import is_whole
+from muonssm.layers import BACKBONES, MixerState, build_mixer
+from muonssm.layers.longhorn import FORMS
+from muonssm.layers.momentum import KINDS as MOMENTA
+from muonssm.ops import Muon
 
 KERNEL = 3  # samples that the front end sees at once
 

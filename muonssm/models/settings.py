@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ..ops import Muon
+from muonssm.ops import Muon
 
 
 def as_muon(muon: Any) -> Muon:

@@ -1,9 +1,9 @@
 """The MuonSSM recurrence: pure functions on tensors, one file per algorithm. Imports torch only."""
 
-from .config import Muon
-from .implementations import IMPLEMENTATIONS
+from .dispatch import IMPLEMENTATIONS
 from .memory import muon_memory
-from .normalization import newton_schulz
+from .muon import Muon
+from .newton_schulz import newton_schulz
 from .selective import muon_selective_scan
 from .state import MemoryState
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..data.activity import ActivityConfig, load_activity
-from ..data.windows import WindowSet
-from ..models.activity import ActivityClassifier, ActivityModelConfig
-from ..ops import Muon
+from muonssm.data.activity import ActivityConfig, load_activity
+from muonssm.data.windows import WindowSet
+from muonssm.models.activity import ActivityClassifier, ActivityModelConfig
+from muonssm.ops import Muon
+
 from .augment import Augmentation
 from .task import Metric, Prepared, Task
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..numbers import is_real
+from muonssm.checks import is_real
 
 
 @dataclass(frozen=True)

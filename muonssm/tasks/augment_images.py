@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..data.image_files import to_pil
-from ..data.images import ImageSet
-from ..numbers import is_real, is_whole
-from ..torchvision_cpu import prepare_torchvision
+from muonssm.checks import is_real, is_whole
+from muonssm.data.image_files import to_pil
+from muonssm.data.images import ImageSet
+from muonssm.torchvision_cpu import prepare_torchvision
 
 SHARES = ("erasing", "smoothing", "flip", "jitter", "shift", "zoom")
 

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..data.canvases import CanvasConfig, canvases
-from ..data.coco import LONGEST, SHORT, CocoImages, CocoView
-from ..models.vision.detection import Heads, MaskDetector
-from ..ops import Muon
+from muonssm.data.canvases import CanvasConfig, canvases
+from muonssm.data.coco import LONGEST, SHORT, CocoImages, CocoView
+from muonssm.models.vision.detection import Heads, MaskDetector
+from muonssm.ops import Muon
+
 from .detection_metrics import coco_results, score_detections
 from .task import Metric, Prepared, Task
 from .vision import VisionModelConfig

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.coco import index, quiet
+from muonssm.data.coco import index, quiet
 
 KINDS = {"box": "bbox", "mask": "segm"}
 STATS = ("ap", "ap50", "ap75")

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
+
 from .quiet import without_reminder
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what tokenizers decode a part of a character to

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..numbers import is_whole
+from muonssm.checks import is_whole
+
 from .earlier import check_same
 from .generate import evaluating
 from .zero_shot import PAPER_TASKS

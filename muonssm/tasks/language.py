@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from ..data.instructions import Examples, pad_examples
-from ..data.prepare import embedded
-from ..data.tokenizer import load_tokenizer
-from ..data.tokens import Blocks, PreparedTokens, TokenPart, open_tokens
-from ..models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
-from ..numbers import is_whole
-from ..ops import Muon
+from muonssm.checks import is_whole
+from muonssm.data.instructions import Examples, pad_examples
+from muonssm.data.prepare import embedded
+from muonssm.data.tokenizer import load_tokenizer
+from muonssm.data.tokens import Blocks, PreparedTokens, TokenPart, open_tokens
+from muonssm.models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
+from muonssm.ops import Muon
+
 from .generate import generate_text
 from .pretrained import MAY_BE, load_pretrained
 from .quiet import without_bars

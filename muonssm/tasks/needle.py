@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.needle import (
+from muonssm.checks import is_whole
+from muonssm.data.needle import (
     VARIANTS,
     NeedleConfig,
     NeedleSample,
@@ -29,7 +30,7 @@ from ..data.needle import (
     make_needle,
     score_needle,
 )
-from ..numbers import is_whole
+
 from .earlier import check_same
 from .quiet import without_reminder
 

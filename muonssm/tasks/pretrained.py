@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..data.tokenizer import load_tokenizer
-from ..models.language import MuonSSMConfig, MuonSSMForCausalLM
+from muonssm.data.tokenizer import load_tokenizer
+from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
+
 from .quiet import without_bars
 
 MAY_BE = "the folder of a finished language run, or one that save_pretrained wrote, with its tokenizer"

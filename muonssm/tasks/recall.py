@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from ..data.recall import RecallConfig, make_recall, score
-from ..models.language import MuonSSMConfig, check_mixer
-from ..models.recall import RecallModel
-from ..ops import Muon
+from muonssm.data.recall import RecallConfig, make_recall, score
+from muonssm.models.language import MuonSSMConfig, check_mixer
+from muonssm.models.recall import RecallModel
+from muonssm.ops import Muon
+
 from .task import Metric, Prepared, Task
 
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from ..data.activity import ActivityConfig, read_recording
-from ..data.windows import cut, hop_of, standardise
-from ..models.activity import ActivityClassifier
+from muonssm.data.activity import ActivityConfig, read_recording
+from muonssm.data.windows import cut, hop_of, standardise
+from muonssm.models.activity import ActivityClassifier
+
 from .stream import ActivityStream
 
 

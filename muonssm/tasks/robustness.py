@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.corruptions import CORRUPTIONS, SEVERITIES
-from ..data.image_files import ImageFile, read_image
-from ..data.imagenet import find_imagenet_c, find_subset, subset, synsets
+from muonssm.data.corruptions import CORRUPTIONS, SEVERITIES
+from muonssm.data.image_files import ImageFile, read_image
+from muonssm.data.imagenet import find_imagenet_c, find_subset, subset, synsets
 
 Predict = Callable[[Tensor], Tensor]
 Transform = Callable[[Tensor], Tensor]

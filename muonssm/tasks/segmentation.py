@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..data.ade20k import IGNORED, Ade20k, CropView, fill
-from ..data.canvases import canvases
-from ..data.images import IMAGENET
-from ..models.vision.segmentation import Segmenter
-from ..numbers import is_real, is_whole
-from ..ops import Muon
+from muonssm.checks import is_real, is_whole
+from muonssm.data.ade20k import IGNORED, Ade20k, CropView, fill
+from muonssm.data.canvases import canvases
+from muonssm.data.images import IMAGENET
+from muonssm.models.vision.segmentation import Segmenter
+from muonssm.ops import Muon
+
 from .detection import canvas_config
 from .segmentation_metrics import PixelCounts
 from .task import Metric, Prepared, Task

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..numbers import is_whole
+from muonssm.checks import is_whole
 
 IGNORED = 255
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.windows import hop_of
-from ..models.activity import ActivityClassifier, ActivityState
+from muonssm.data.windows import hop_of
+from muonssm.models.activity import ActivityClassifier, ActivityState
 
 BLOCK = 16  # samples
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..ops import Muon
+from muonssm.ops import Muon
 
 
 class Metric(NamedTuple):

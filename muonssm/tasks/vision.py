@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.images import ImageConfig, ImageData, load_images
-from ..models.vision import vision_config
-from ..models.vision.classification import VisionClassifier
-from ..models.vision.config import VisionConfig
-from ..ops import Muon
+from muonssm.data.images import ImageConfig, ImageData, load_images
+from muonssm.models.vision import vision_config
+from muonssm.models.vision.classification import VisionClassifier
+from muonssm.models.vision.config import VisionConfig
+from muonssm.ops import Muon
+
 from .augment_images import ImageAugmentation, ImageView, ImageViews, view_of
 from .task import Metric, Prepared, Task
 

@@ -1,5 +1,5 @@
 """Training: recipes, the trainer set-up, run folders and comparisons."""
 
-from ..torchvision_cpu import prepare_torchvision
+from muonssm.torchvision_cpu import prepare_torchvision
 
 prepare_torchvision()  # before transformers, which imports torchvision if it is installed

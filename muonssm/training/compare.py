@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..tasks.task import Metric, Prepared
+from muonssm.tasks.task import Metric, Prepared
+
 from .folder import RunFolder, as_json
 from .published import published
 from .recipe import Recipe

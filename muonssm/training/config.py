@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
 
 CHOICES = {
     "optimizer": ("adam", "adamw", "lamb"),

@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data.tokens import IGNORED
-from ..tasks.task import Prepared, Scorer
+from muonssm.data.tokens import IGNORED
+from muonssm.tasks.task import Prepared, Scorer
+
 from .batch_norms import apart, batch_norms, drawn, renew
 from .evaluate import count_scores
 from .folder import RunFolder

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.tokens import IGNORED
-from ..tasks.task import Scorer, Task
+from muonssm.data.tokens import IGNORED
+from muonssm.tasks.task import Scorer, Task
+
 from .folder import RunFolder
 
 

@@ -28,8 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import atomic
-from ..version import __version__
+from muonssm.files import atomic
+from muonssm.version import __version__
+
 from .recipe import Recipe
 
 SNAPSHOTS = "snapshots"

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from ..tasks.task import Metric
+from muonssm.tasks.task import Metric
 
 
 class Clock(TrainerCallback):

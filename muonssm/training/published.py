@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..tasks.activity import METRICS, ActivityTask
-from ..tasks.task import Task
+from muonssm.tasks.activity import METRICS, ActivityTask
+from muonssm.tasks.task import Task
 
 _TABLE = {
     ("MuWiGes", "mamba"): ((96.25, 96.31, 96.24, 96.25), (97.64, 97.47, 97.44, 97.45)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tasks.zero_shot import AVERAGE, PAPER_TASKS
+from muonssm.tasks.zero_shot import AVERAGE, PAPER_TASKS
 
 KINDS = ("plain", "muon")  # the order of the rows of a backbone
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..data.imagenet import synsets
+from muonssm.data.imagenet import synsets
 
 Columns = tuple[str, ...]
 Table = dict[str, tuple[tuple[float, ...], ...]]

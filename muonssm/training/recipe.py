@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..tasks.task import Task
+from muonssm.tasks.task import Task
+
 from .config import TrainingConfig
 
 PLACE = Path(__file__).parent.parent / "recipes"

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data.imagenet import synsets
-from ..tasks.augment_images import view_of
-from ..tasks.robustness import evaluate_imagenet_c, evaluate_subset
+from muonssm.data.imagenet import synsets
+from muonssm.tasks.augment_images import view_of
+from muonssm.tasks.robustness import evaluate_imagenet_c, evaluate_subset
+
 from .folder import RunFolder
 
 

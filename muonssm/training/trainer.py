@@ -9,8 +9,9 @@ from torch import nn
 from transformers import EarlyStoppingCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from ..tasks.quiet import without_bars
-from ..tasks.task import Prepared
+from muonssm.tasks.quiet import without_bars
+from muonssm.tasks.task import Prepared
+
 from .allocator import keep_freed_memory
 from .engine import Snapshots, TaskTrainer, arguments_of, processes
 from .folder import RunFolder, as_json

@@ -128,7 +128,7 @@ def test_compiles_with_the_default_backend(backbone):
 def test_every_implementation_serves_every_backbone(case, monkeypatch):
     mixer, x = case.build(), inputs(2, 70, D_MODEL)
     wanted, last = mixer(x)
-    monkeypatch.setattr("muonssm.ops.library.unavailable", lambda: "no compiler")
+    monkeypatch.setattr("muonssm.ops.cpu_library.unavailable", lambda: "no compiler")
     for impl in ("auto", "chunked", "scan", "reference"):
         mixer.impl = impl
         y, state = mixer(x[:, :50])

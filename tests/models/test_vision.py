@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from muonssm import Muon
 from muonssm.layers import BACKBONES
-from muonssm.models.vision import (
+from muonssm.models.vision import (  # fmt: skip
     MambaVision,
     VisionConfig,
     VisionFeatures,
@@ -19,7 +19,7 @@ from muonssm.models.vision import (
     mambavision_micro,
     mambavision_tiny,
     vision_config,
-)  # fmt: skip
+)
 from muonssm.models.vision.blocks import DropPath, Window
 from muonssm.models.vision.mixer import MambaVisionMixer
 

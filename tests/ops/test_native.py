@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from muonssm.bench.measure import peak_bytes
-from muonssm.ops import MemoryState, Muon, library, muon_memory, muon_selective_scan
+from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
+from muonssm.ops import cpu_library
 from muonssm.ops.memory.chunked import chunk_states
 from muonssm.ops.memory.native import memory_native
 from muonssm.ops.selective.chunked import selective_chunked
@@ -22,8 +23,8 @@ from .cases import OPERATORS, TOLERANCE, Case, assert_close, call, difference, e
 
 def test_the_kernels_are_built_here():
     """Everything below would be void without them; a machine for tests has a compiler."""
-    assert library.unavailable() is None
-    assert library.isa() in ("portable", "avx2", "avx512")
+    assert cpu_library.unavailable() is None
+    assert cpu_library.isa() in ("portable", "avx2", "avx512")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -109,25 +110,25 @@ CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_a
 def test_operators_keep_torchs_rules():
     """Schemas, fakes and autograd registrations agree with what the operators do, also for permuted inputs."""
     i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
-    offsets, write = torch.tensor([0, 70, 140]), library.write_numbers(Muon())
+    offsets, write = torch.tensor([0, 70, 140]), cpu_library.write_numbers(Muon())
     inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
-    torch.library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
+    torch.cpu_library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
     selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group: all of what is saved is written
     s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
     inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
-    torch.library.opcheck(
+    torch.cpu_library.opcheck(
         selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True), test_utils=CHECKS
     )
     steps = [permuted(s[name].detach()).requires_grad_() for name in ("x", "dt")]
     rest = (s["A"], s["B"], s["C"], s["gamma"], torch.ones(2, 70, 1, dtype=torch.float64))
-    torch.library.opcheck(selective_chunked, (*steps, *rest, permuted(s["S"]), s["M"]), test_utils=CHECKS)
+    torch.cpu_library.opcheck(selective_chunked, (*steps, *rest, permuted(s["S"]), s["M"]), test_utils=CHECKS)
     generator = torch.Generator().manual_seed(0)
     shapes = (
         [(2, 3, 4, 5)] * 2 + [(6, 2, 3, 1, 1)] * 3 + [(6, 2, 3, 4, 5)] * 2 + [(6, 2, 3, 8, 4)] + [(6, 2, 3, 8, 5)] * 3
     )
     S, M, A, g, Gam, *others = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     arguments = (permuted(S), M, [A, g, Gam], *(permuted(x) for x in others))
-    torch.library.opcheck(chunk_states, arguments, test_utils=CHECKS)
+    torch.cpu_library.opcheck(chunk_states, arguments, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -198,7 +199,7 @@ def test_portable_kernels_agree():
     code = (
         "from tests.ops.cases import *\n"
         "from muonssm.ops import library\n"
-        "assert library.isa() == 'portable'\n"
+        "assert cpu_library.isa() == 'portable'\n"
         "for operator in OPERATORS:\n"
         "    for dtype in (torch.float64, torch.float32):\n"
         "        case = Case(operator=operator, lengths=(65, 3, 0, 17), packed=True)\n"

@@ -7,8 +7,8 @@ import torch
 
 from muonssm.ops import Muon, muon_memory, newton_schulz
 from muonssm.ops.memory import scan
-from muonssm.ops.memory.steps import MemorySteps
-from muonssm.ops.normalization import A, B, C, rho, write_scale
+from muonssm.ops.memory.types import MemorySteps
+from muonssm.ops.newton_schulz import A, B, C, rho, write_scale
 
 from .cases import Case, make_inputs
 

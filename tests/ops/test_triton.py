@@ -27,8 +27,8 @@ def test_memory_under_the_interpreter():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_memory_kernels_compile_without_spills(architecture, size):
     """bfloat16, with all there is: momentum, erase, initial states, gamma's gradient."""
-    from muonssm.ops.memory.triton_kernels.ahead import variants
-    from muonssm.ops.triton.ahead import TARGETS, compile_ahead
+    from muonssm.ops.memory.kernels.aot import variants
+    from muonssm.ops.triton.aot import TARGETS, compile_ahead
 
     target = TARGETS[architecture]
     for name, variant in variants(architecture, size).items():

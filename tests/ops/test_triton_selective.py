@@ -23,8 +23,8 @@ def test_kernels_are_right_under_the_interpreter():
 
 
 def check(architecture: str, N: int, longhorn: bool = False) -> None:
-    from muonssm.ops.selective.triton_kernels.ahead import variants
-    from muonssm.ops.triton.ahead import TARGETS, compile_ahead
+    from muonssm.ops.selective.kernels.aot import variants
+    from muonssm.ops.triton.aot import TARGETS, compile_ahead
 
     target = TARGETS[architecture]
     reports = {name: compile_ahead(v, target) for name, v in variants(architecture, N, longhorn=longhorn).items()}

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
-from ...layers import MixerState
+from muonssm.layers import MixerState
+
 from .config import LINEAR, MuonSSMConfig
 
 

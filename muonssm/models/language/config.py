@@ -6,9 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ...layers import BACKBONES
-from ...numbers import is_real, is_whole
-from ...ops import Muon
+from muonssm.checks import is_real, is_whole
+from muonssm.layers import BACKBONES
+from muonssm.ops import Muon
+
 from ..settings import muon_settings
 
 LINEAR, SLIDING = "linear_attention", "sliding_attention"

@@ -22,8 +22,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.mistral.modeling_mistral import MistralAttention, MistralMLP, MistralRotaryEmbedding
 from transformers.utils.generic import can_return_tuple
 
-from ...layers import Mixer, build_mixer
-from ...layers.parts import RMSNorm, is_bare
+from muonssm.layers import Mixer, build_mixer
+from muonssm.layers.parts import RMSNorm, is_bare
+
 from .cache import MemoryLayer, MuonSSMCache, layer_of
 from .config import LINEAR, SLIDING, MuonSSMConfig
 

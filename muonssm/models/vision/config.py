@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...layers import BACKBONES
-from ...layers.momentum import KINDS as MOMENTA
-from ...numbers import is_real, is_whole
-from ...ops import Muon
+from muonssm.checks import is_real, is_whole
+from muonssm.layers import BACKBONES
+from muonssm.layers.momentum import KINDS as MOMENTA
+from muonssm.ops import Muon
 
 STAGES = 4
 WINDOWED = (2, 3)  # the stages of mixers and attention; those before them are convolutions

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...numbers import is_whole
-from ...torchvision_cpu import prepare_torchvision
+from muonssm.checks import is_whole
+from muonssm.torchvision_cpu import prepare_torchvision
+
 from .config import VisionConfig
 from .features import VisionFeatures
 

@@ -21,10 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...layers import build_mixer
-from ...layers.momentum import Momentum
-from ...ops import muon_selective_scan
-from ...ops.rows import compute_dtype
+from muonssm.layers import build_mixer
+from muonssm.layers.momentum import Momentum
+from muonssm.ops import muon_selective_scan
+from muonssm.ops.rows import compute_dtype
+
 from .config import VisionConfig
 
 

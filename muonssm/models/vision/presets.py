@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...ops import Muon
+from muonssm.ops import Muon
+
 from .config import VisionConfig
 from .network import MambaVision
 

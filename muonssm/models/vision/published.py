@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...layers.weights import is_learned_momentum
+from muonssm.layers.weights import is_learned_momentum
+
 from .network import MambaVision
 
 HEADS = ("load", "keep")

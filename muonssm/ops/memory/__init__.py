@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..config import Muon
-from ..implementations import Problem, choose
-from ..normalization import write_scale
+from .. import validate
+from ..dispatch import Problem, choose
+from ..muon import Muon
+from ..newton_schulz import write_scale
 from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
 from ..state import MemoryState
-from .steps import MemorySteps
+from .types import MemorySteps
 
 _LAYOUTS = {"q": "B L H m", "k": "B L H m", "v": "B L H d", "log_alpha": "B L H", "beta": "B L H"}
 
@@ -61,18 +61,18 @@ def muon_memory(
         if step is not None:
             return step
     inputs = {"q": q, "k": k, "v": v, "log_alpha": log_alpha, "beta": beta}
-    size = checks.check_tensors(inputs, _LAYOUTS)
+    size = validate.check_tensors(inputs, _LAYOUTS)
     B, L, H, m, d = (size[letter] for letter in "BLHmd")
-    checks.check_upper_bound("log_alpha", log_alpha, 0.0, "the log of a gate in [0, 1]")
-    checks.check_muon(muon, (B, L, H), q.device)
-    lengths = checks.check_cu_seqlens(cu_seqlens, B, L)
+    validate.check_upper_bound("log_alpha", log_alpha, 0.0, "the log of a gate in [0, 1]")
+    validate.check_muon(muon, (B, L, H), q.device)
+    lengths = validate.check_cu_seqlens(cu_seqlens, B, L)
     state_shape = (B if lengths is None else len(lengths), H, d, m)
-    checks.check_state(state, state_shape, q.device)
-    checks.check_eta(eta)
+    validate.check_state(state, state_shape, q.device)
+    validate.check_eta(eta)
 
     dtype = compute_dtype(*inputs.values(), *(state or ()))
     longest = L if lengths is None else max(lengths)
-    problem = Problem(q.device, dtype, longest, m, checks.is_transformed())
+    problem = Problem(q.device, dtype, longest, m, validate.is_transformed())
     implementation = choose(impl, problem)
     module = implementation.load().memory
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .steps import MemorySteps
+from .types import MemorySteps
 
 CHUNK, SHORT_CHUNK = 64, 16
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import library
-from ..config import Muon
+from .. import cpu_library
+from ..muon import Muon
 from ..rows import gamma_rows, widen
 
 
@@ -37,12 +37,12 @@ def fused(
 ) -> Fused:
     """Vectors in one dtype of theirs, gates and states in `dtype`, everything contiguous."""
     q, k, v, log_alpha, beta = inputs
-    vectors = library.common_dtype((q, k, v), dtype)
+    vectors = cpu_library.common_dtype((q, k, v), dtype)
     log_alpha, beta = (widen(x, dtype).contiguous() for x in (log_alpha, beta))
     gamma = gamma_rows(muon.gamma, dtype, v.device).contiguous()
     S, M = (widen(x, dtype).contiguous() for x in state) if state else (None, None)
     tensors = [*vectors, log_alpha, beta, gamma]
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, S, M))
-    offsets = library.sequence_offsets(v.shape[0], v.shape[1], cu_seqlens)
-    settings = (float(eta), library.has_momentum(muon), library.write_numbers(muon))
+    offsets = cpu_library.sequence_offsets(v.shape[0], v.shape[1], cu_seqlens)
+    settings = (float(eta), cpu_library.has_momentum(muon), cpu_library.write_numbers(muon))
     return Fused(tensors, S, M, offsets, settings, recorded)

@@ -1,6 +1,6 @@
-"""The memory recurrence by the C++ kernels in `native/`: forward, backward and single step, on raw inputs.
+"""The memory recurrence by the C++ kernels in `csrc/`: forward, backward and single step, on raw inputs.
 
-Casts, the scale of the write and packed sequences are the kernels' own business: see native/memory.h.
+Casts, the scale of the write and packed sequences are the kernels' own business: see csrc/memory.h.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks, library
-from ..config import Muon
+from .. import cpu_library
+from .. import validate
+from ..muon import Muon
 from ..state import MemoryState
 from .fused import fused
 
@@ -29,12 +30,12 @@ def run_fused(
     """y `[B, L, H, d]` in v's dtype and the last S, M in `dtype`, from q, k, v, log_alpha, beta as they came."""
     v = inputs[2]
     call = fused(inputs, eta, muon, state, cu_seqlens, dtype)
-    function = memory_native if call.recorded or not library.is_plain(v) else _forward
+    function = memory_native if call.recorded or not cpu_library.is_plain(v) else _forward
     y, S, M, *_ = function(call.tensors, call.S, call.M, call.offsets, *call.settings, call.recorded)
     return y.to(v.dtype), S, M
 
 
-_templates: dict[tuple[Any, ...], library.MemoryArguments] = {}
+_templates: dict[tuple[Any, ...], cpu_library.MemoryArguments] = {}
 
 
 def decode(
@@ -72,26 +73,26 @@ def decode(
         if len(_templates) >= 256:
             _templates.clear()
         _templates[key] = template
-    if checks.is_transformed():
+    if validate.is_transformed():
         return None
     y, S_next, M_next = torch.empty_like(v), torch.empty_like(S), torch.empty_like(M)
-    a = library.MemoryArguments.from_buffer_copy(template)
+    a = cpu_library.MemoryArguments.from_buffer_copy(template)
     a.threads = torch.get_num_threads()
     a.q, a.k, a.v, a.log_alpha, a.beta, a.S0, a.M0 = [x.data_ptr() for x in tensors]
     a.y, a.S, a.M = y.data_ptr(), S_next.data_ptr(), M_next.data_ptr()
-    return None if library.load().muonssm_memory_step(a) else (y, MemoryState(S_next, M_next))
+    return None if cpu_library.load().muonssm_memory_step(a) else (y, MemoryState(S_next, M_next))
 
 
-def _decode_template(q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon) -> library.MemoryArguments | None:
+def _decode_template(q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon) -> cpu_library.MemoryArguments | None:
     """What stays the same from step to step; it keeps alive what it points to, and `muon`, whose id is its name."""
     (B, _, H, m), d, wide = q.shape, v.shape[3], torch.float64 if q.dtype == torch.float64 else torch.float32
-    if S.shape != (B, H, d, m) or S.dtype != wide or q.dtype not in library.INPUT_TYPES or not S.numel():
+    if S.shape != (B, H, d, m) or S.dtype != wide or q.dtype not in cpu_library.INPUT_TYPES or not S.numel():
         return None
-    if isinstance(muon.gamma, Tensor) or not math.isfinite(eta) or library.unavailable() is not None:
+    if isinstance(muon.gamma, Tensor) or not math.isfinite(eta) or cpu_library.unavailable() is not None:
         return None
     gamma, offsets = torch.full((1, 1, 1), float(muon.gamma), dtype=wide), torch.arange(B + 1)
-    write = library.write_numbers(muon)
-    template = _arguments([q, q, v, gamma, gamma, gamma], offsets, float(eta), library.has_momentum(muon), write)
+    write = cpu_library.write_numbers(muon)
+    template = _arguments([q, q, v, gamma, gamma, gamma], offsets, float(eta), cpu_library.has_momentum(muon), write)
     template.kept = (gamma, offsets, muon)
     return template
 
@@ -104,13 +105,13 @@ def _strides(gamma: Tensor) -> tuple[int, int]:
 
 def _arguments(
     inputs: list[Tensor], offsets: Tensor, eta: float, momentum: bool, write: list[float]
-) -> library.MemoryArguments:
+) -> cpu_library.MemoryArguments:
     q, _, v, *_, gamma = inputs
     H, d, m = *v.shape[2:], q.shape[3]
-    a = library.MemoryArguments(
-        library.INPUT_TYPES[v.dtype], torch.get_num_threads(), offsets.numel() - 1, H, d, m, momentum, *_strides(gamma)
+    a = cpu_library.MemoryArguments(
+        cpu_library.INPUT_TYPES[v.dtype], torch.get_num_threads(), offsets.numel() - 1, H, d, m, momentum, *_strides(gamma)
     )
-    a.eta, a.write, a.offsets = eta, library.make_write(write), offsets.data_ptr()
+    a.eta, a.write, a.offsets = eta, cpu_library.make_write(write), offsets.data_ptr()
     a.q, a.k, a.v, a.log_alpha, a.beta, a.gamma = (x.data_ptr() for x in inputs)
     return a
 
@@ -119,8 +120,8 @@ def _shapes(q: Tensor, v: Tensor, offsets: Tensor) -> tuple[tuple[int, ...], tup
     """The shape of a state, and of the saved ones."""
     (B, L, H, d), m, N = v.shape, q.shape[3], offsets.numel() - 1
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-    rows = library.padded(d, dtype) * library.padded(m, dtype)
-    return (N, H, d, m), (library.saved_segments(B * L, N), H, rows)
+    rows = cpu_library.padded(d, dtype) * cpu_library.padded(m, dtype)
+    return (N, H, d, m), (cpu_library.saved_segments(B * L, N), H, rows)
 
 
 def _forward(
@@ -136,16 +137,16 @@ def _forward(
     """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
     q, _, v, _, beta, _ = inputs
     state, saved = _shapes(q, v, offsets)
-    y, S, M = library.empty(v, v.shape), beta.new_empty(state), beta.new_empty(state)
-    S_saved, M_saved = (library.empty(beta, saved if kept else 0) for kept in (save, save and momentum))
+    y, S, M = cpu_library.empty(v, v.shape), beta.new_empty(state), beta.new_empty(state)
+    S_saved, M_saved = (cpu_library.empty(beta, saved if kept else 0) for kept in (save, save and momentum))
     a = _arguments(inputs, offsets, eta, momentum, write)
-    a.S0, a.M0, a.y, a.S, a.M = (library.address(x) for x in (S0, M0, y, S, M))
-    a.S_saved, a.M_saved = library.address(S_saved), library.address(M_saved)
-    library.call("memory", "forward" if save or v.shape[1] != 1 else "step", a)
+    a.S0, a.M0, a.y, a.S, a.M = (cpu_library.address(x) for x in (S0, M0, y, S, M))
+    a.S_saved, a.M_saved = cpu_library.address(S_saved), cpu_library.address(M_saved)
+    cpu_library.call("memory", "forward" if save or v.shape[1] != 1 else "step", a)
     return y, S, M, S_saved, M_saved
 
 
-memory_native = torch.library.custom_op("muonssm::memory_native", _forward, mutates_args=())
+memory_native = torch.cpu_library.custom_op("muonssm::memory_native", _forward, mutates_args=())
 
 
 @memory_native.register_fake
@@ -156,7 +157,7 @@ def _(inputs, S0, M0, offsets, eta, momentum, write, save):  # type: ignore[no-u
     return v.new_empty(v.shape), *(beta.new_empty(shape) for shape in shapes)
 
 
-@torch.library.custom_op("muonssm::memory_native_backward", mutates_args=())
+@torch.cpu_library.custom_op("muonssm::memory_native_backward", mutates_args=())
 def _memory_native_backward(
     grads: list[Tensor],
     inputs: list[Tensor],
@@ -168,13 +169,13 @@ def _memory_native_backward(
     dgamma: bool,
 ) -> list[Tensor]:
     """Gradients of q, k, v, log_alpha, beta, gamma (`[B, L, H]`, empty unless asked for), S0, M0."""
-    out = _gradients(grads, inputs, dgamma, library.empty)
+    out = _gradients(grads, inputs, dgamma, cpu_library.empty)
     dy, dS, dM = (x.contiguous() for x in grads)
     a = _arguments(inputs, offsets, eta, momentum, write)
-    a.S_saved, a.M_saved = (library.address(x) for x in saved)
+    a.S_saved, a.M_saved = (cpu_library.address(x) for x in saved)
     a.dy, a.dS, a.dM = dy.data_ptr(), dS.data_ptr(), dM.data_ptr()
-    a.dq, a.dk, a.dv, a.dlog_alpha, a.dbeta, a.dgamma, a.dS0, a.dM0 = (library.address(x) for x in out)
-    library.call("memory", "backward", a)
+    a.dq, a.dk, a.dv, a.dlog_alpha, a.dbeta, a.dgamma, a.dS0, a.dM0 = (cpu_library.address(x) for x in out)
+    cpu_library.call("memory", "backward", a)
     return out
 
 
@@ -203,7 +204,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, offsets, S_saved, M_saved = ctx.saved_tensors
     q, _, v, _, beta, gamma = inputs
     state, _ = _shapes(q, v, offsets)
-    grads = library.materialize(given[:3], (v, beta, beta), (v.shape, state, state))
+    grads = cpu_library.materialize(given[:3], (v, beta, beta), (v.shape, state, state))
     dgamma = ctx.needs_input_grad[0][5]
     *first, by_gamma, dS0, dM0 = _memory_native_backward(
         grads, inputs, [S_saved, M_saved], offsets, *ctx.settings, dgamma

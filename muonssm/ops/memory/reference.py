@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .steps import MemorySteps
+from .types import MemorySteps
 
 
 def chunk_length(length: int) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..associative import Elements, associative_scan
-from .steps import MemorySteps
+from ..associative_scan import Elements, associative_scan
+from .types import MemorySteps
 
 
 def chunk_length(length: int) -> int:

@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import library
-from ..config import Muon
+from .. import cpu_library
+from ..muon import Muon
 from ..triton import config, support
 from .fused import fused
-from .triton_kernels import common
-from .triton_kernels.ahead import KERNELS
+from .kernels import common
+from .kernels.aot import KERNELS
 
 C = config.CHUNK
 BY_COLUMNS = ("memory_states", "memory_backward_states", "memory_output", "memory_step")  # a program a block of d
@@ -41,7 +41,7 @@ def run_fused(
     """y `[B, L, H, d]` in v's dtype and the last S, M in float32, from q, k, v, log_alpha, beta as they came."""
     v = inputs[2]
     call = fused(inputs, eta, muon, state, cu_seqlens, dtype)
-    function = memory_triton if call.recorded or not library.is_plain(v) else _forward
+    function = memory_triton if call.recorded or not cpu_library.is_plain(v) else _forward
     y, S, M = function(
         call.tensors, call.S, call.M, call.offsets, *call.settings, call.recorded or cu_seqlens is not None
     )
@@ -180,7 +180,7 @@ def _forward(
     return y, S, M
 
 
-memory_triton = torch.library.custom_op("muonssm::memory_triton", _forward, mutates_args=())
+memory_triton = torch.cpu_library.custom_op("muonssm::memory_triton", _forward, mutates_args=())
 
 
 @memory_triton.register_fake
@@ -190,7 +190,7 @@ def _(inputs, S0, M0, offsets, eta, momentum, write, chunked):  # type: ignore[n
     return torch.empty_like(v), *(v.new_empty(state, dtype=torch.float32) for _ in range(2))
 
 
-@torch.library.custom_op("muonssm::memory_triton_backward", mutates_args=())
+@torch.cpu_library.custom_op("muonssm::memory_triton_backward", mutates_args=())
 def _memory_triton_backward(
     grads: list[Tensor],
     inputs: list[Tensor],
@@ -248,7 +248,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, S0, M0, offsets = ctx.saved_tensors
     q, _, v, _, beta, gamma = inputs
     state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
-    grads = library.materialize(given, (v, beta, beta), (v.shape, state, state))
+    grads = cpu_library.materialize(given, (v, beta, beta), (v.shape, state, state))
     eta, momentum, write = ctx.settings
     momentum = momentum or given[2] is not None  # with gamma 0 the kernels without momentum know only of the last M
     dgamma = ctx.needs_input_grad[0][5]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import checks
-from ..config import Muon
-from ..implementations import Problem, choose
-from ..normalization import write_scale
+from .. import validate
+from ..dispatch import Problem, choose
+from ..muon import Muon
+from ..newton_schulz import write_scale
 from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
 from ..state import MemoryState
-from .steps import SelectiveSteps
+from .types import SelectiveSteps
 
 _LAYOUTS = {"x": "B L D", "dt": "B L D", "A": "D N", "B": "B L N", "C": "B L N"}
 
@@ -48,19 +48,19 @@ def muon_selective_scan(
     """
     inputs = {"x": x, "dt": dt, "A": A, "B": B, "C": C}
     given = {name: tensor for name, tensor in inputs.items() if name != "A" or tensor is not None}
-    size = checks.check_tensors(given, _LAYOUTS)  # type: ignore[arg-type]
+    size = validate.check_tensors(given, _LAYOUTS)  # type: ignore[arg-type]
     batch, L, D, N = (size[letter] for letter in "BLDN")
-    checks.check_lower_bound("dt", dt, 0.0, "a step size")
+    validate.check_lower_bound("dt", dt, 0.0, "a step size")
     if A is not None:
-        checks.check_upper_bound("A", A, 0.0, "so that exp(dt A) is a gate in [0, 1]")
-    checks.check_muon(muon, (batch, L, 1), x.device)
-    lengths = checks.check_cu_seqlens(cu_seqlens, batch, L)
+        validate.check_upper_bound("A", A, 0.0, "so that exp(dt A) is a gate in [0, 1]")
+    validate.check_muon(muon, (batch, L, 1), x.device)
+    lengths = validate.check_cu_seqlens(cu_seqlens, batch, L)
     state_shape = (batch if lengths is None else len(lengths), D, N)
-    checks.check_state(state, state_shape, x.device)
+    validate.check_state(state, state_shape, x.device)
 
     dtype = compute_dtype(*given.values(), *(state or ()))  # type: ignore[arg-type]
     longest = L if lengths is None else max(lengths)
-    problem = Problem(x.device, dtype, longest, N, checks.is_transformed())
+    problem = Problem(x.device, dtype, longest, N, validate.is_transformed())
     implementation = choose(impl, problem)
     module = implementation.load().selective
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .scan import two_state_scan
-from .steps import SelectiveSteps, retention
+from .types import SelectiveSteps, retention
 
 CHUNK = 32
 

@@ -1,6 +1,6 @@
-"""The diagonal recurrence by the C++ kernels in `native/`: forward, backward and single step, on raw inputs.
+"""The diagonal recurrence by the C++ kernels in `csrc/`: forward, backward and single step, on raw inputs.
 
-Casts, the scale of the write and packed sequences are the kernels' own business: see native/selective.h.
+Casts, the scale of the write and packed sequences are the kernels' own business: see csrc/selective.h.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import library
-from ..config import Muon
+from .. import cpu_library
+from ..muon import Muon
 from ..rows import gamma_rows, widen
 
-GROUP = 64  # channels of a task, as in native/selective.h
+GROUP = 64  # channels of a task, as in csrc/selective.h
 
 
 def run_fused(
@@ -28,28 +28,28 @@ def run_fused(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y `[B, L, D]` in x's dtype and the last S, M in `dtype`, from x, dt, B, C as they came."""
     x = inputs[0]
-    vectors = library.common_dtype(inputs, dtype)
+    vectors = cpu_library.common_dtype(inputs, dtype)
     wide_A = None if A is None else widen(A, dtype).contiguous()
     gamma = gamma_rows(muon.gamma, dtype, x.device).contiguous()
     S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)
     tensors = [*vectors, gamma]
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, wide_A, S, M))
-    offsets = library.sequence_offsets(x.shape[0], x.shape[1], cu_seqlens)
-    function = selective_native if recorded or not library.is_plain(x) else _forward
-    settings = (library.has_momentum(muon), library.write_numbers(muon))
+    offsets = cpu_library.sequence_offsets(x.shape[0], x.shape[1], cu_seqlens)
+    function = selective_native if recorded or not cpu_library.is_plain(x) else _forward
+    settings = (cpu_library.has_momentum(muon), cpu_library.write_numbers(muon))
     y, S, M, *_ = function(tensors, wide_A, S, M, offsets, *settings, recorded)
     return y.to(x.dtype), S, M
 
 
 def _arguments(
     inputs: list[Tensor], A: Tensor | None, offsets: Tensor, momentum: bool, write: list[float]
-) -> library.SelectiveArguments:
+) -> cpu_library.SelectiveArguments:
     x, _, B, _, gamma = inputs
-    a = library.SelectiveArguments(
-        library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, x.shape[2], B.shape[2], momentum
+    a = cpu_library.SelectiveArguments(
+        cpu_library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, x.shape[2], B.shape[2], momentum
     )
     a.gamma_step = int(gamma.numel() > 1)
-    a.write, a.offsets, a.A = library.make_write(write), offsets.data_ptr(), library.address(A)
+    a.write, a.offsets, a.A = cpu_library.make_write(write), offsets.data_ptr(), cpu_library.address(A)
     a.x, a.dt, a.B, a.C, a.gamma = (t.data_ptr() for t in inputs)
     return a
 
@@ -58,7 +58,7 @@ def _shapes(x: Tensor, B: Tensor, gamma: Tensor, offsets: Tensor) -> tuple[tuple
     """The shape of a state, and of the saved ones."""
     (batch, L, D), N, sequences = x.shape, B.shape[2], offsets.numel() - 1
     channels = (D + GROUP - 1) // GROUP * GROUP
-    saved = (library.saved_segments(batch * L, sequences), channels * library.padded(N, gamma.dtype))
+    saved = (cpu_library.saved_segments(batch * L, sequences), channels * cpu_library.padded(N, gamma.dtype))
     return (sequences, D, N), saved
 
 
@@ -75,16 +75,16 @@ def _forward(
     """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
     x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
-    y, S, M = library.empty(x, x.shape), gamma.new_empty(state), gamma.new_empty(state)
-    S_saved, M_saved = (library.empty(gamma, saved if kept else 0) for kept in (save, save and momentum))
+    y, S, M = cpu_library.empty(x, x.shape), gamma.new_empty(state), gamma.new_empty(state)
+    S_saved, M_saved = (cpu_library.empty(gamma, saved if kept else 0) for kept in (save, save and momentum))
     a = _arguments(inputs, A, offsets, momentum, write)
-    a.S0, a.M0, a.y, a.S, a.M = (library.address(t) for t in (S0, M0, y, S, M))
-    a.S_saved, a.M_saved = library.address(S_saved), library.address(M_saved)
-    library.call("selective", "forward" if save or x.shape[1] != 1 else "step", a)
+    a.S0, a.M0, a.y, a.S, a.M = (cpu_library.address(t) for t in (S0, M0, y, S, M))
+    a.S_saved, a.M_saved = cpu_library.address(S_saved), cpu_library.address(M_saved)
+    cpu_library.call("selective", "forward" if save or x.shape[1] != 1 else "step", a)
     return y, S, M, S_saved, M_saved
 
 
-selective_native = torch.library.custom_op("muonssm::selective_native", _forward, mutates_args=())
+selective_native = torch.cpu_library.custom_op("muonssm::selective_native", _forward, mutates_args=())
 
 
 @selective_native.register_fake
@@ -95,7 +95,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-unt
     return x.new_empty(x.shape), *(gamma.new_empty(shape) for shape in shapes)
 
 
-@torch.library.custom_op("muonssm::selective_native_backward", mutates_args=())
+@torch.cpu_library.custom_op("muonssm::selective_native_backward", mutates_args=())
 def _selective_native_backward(
     grads: list[Tensor],
     inputs: list[Tensor],
@@ -107,14 +107,14 @@ def _selective_native_backward(
     dgamma: bool,
 ) -> list[Tensor]:
     """Gradients of x, dt, B, C, A (empty where A is None), gamma (empty unless asked for), S0, M0."""
-    out = _gradients(grads, inputs, A, dgamma, library.empty)
+    out = _gradients(grads, inputs, A, dgamma, cpu_library.empty)
     a = _arguments(inputs, A, offsets, momentum, write)
     dy, dS, dM = (t.contiguous() for t in grads)
     a.dy, a.dS, a.dM = dy.data_ptr(), dS.data_ptr(), dM.data_ptr()
-    a.S_saved, a.M_saved = (library.address(t) for t in saved)
-    a.dx, a.ddt, a.dB, a.dC, a.dA, a.dgamma, a.dS0, a.dM0 = (library.address(t) for t in out)
-    library.call("selective", "backward", a)
-    return [*(library.narrow_gradient(t, inputs[0].dtype) for t in out[:4]), *out[4:]]
+    a.S_saved, a.M_saved = (cpu_library.address(t) for t in saved)
+    a.dx, a.ddt, a.dB, a.dC, a.dA, a.dgamma, a.dS0, a.dM0 = (cpu_library.address(t) for t in out)
+    cpu_library.call("selective", "backward", a)
+    return [*(cpu_library.narrow_gradient(t, inputs[0].dtype) for t in out[:4]), *out[4:]]
 
 
 @_selective_native_backward.register_fake
@@ -148,7 +148,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, A, offsets, S_saved, M_saved = ctx.saved_tensors
     x, _, B, _, gamma = inputs
     state, _ = _shapes(x, B, gamma, offsets)
-    grads = library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
+    grads = cpu_library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
     dgamma, saved = ctx.needs_input_grad[0][4], [S_saved, M_saved]
     results = _selective_native_backward(grads, inputs, A, saved, offsets, *ctx.settings, dgamma)
     *first, dA, by_gamma, dS0, dM0 = results

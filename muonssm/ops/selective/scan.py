@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..associative import Elements, associative_scan
-from .steps import SelectiveSteps, retention
+from ..associative_scan import Elements, associative_scan
+from .types import SelectiveSteps, retention
 
 
 def chunk_length(length: int) -> int:

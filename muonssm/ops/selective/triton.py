@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import library
-from ..config import Muon
+from .. import cpu_library
+from ..muon import Muon
 from ..rows import gamma_rows, widen
 from ..triton import config, support
-from .triton_kernels import backward as backward_kernels
-from .triton_kernels.common import Inputs, Span, States, Tile
-from .triton_kernels.forward import forward as forward_kernel
-from .triton_kernels.pieces import Summary, carry, summarize
-from .triton_kernels.step import step as step_kernel
-from .triton_kernels.write import Norms, Rows, Shape, Write, finish, write_scales
+from .kernels import bwd_scan as backward_kernels
+from .kernels.common import Inputs, Span, States, Tile
+from .kernels.fwd_pieces import Summary, carry, summarize
+from .kernels.fwd_scan import forward as forward_kernel
+from .kernels.step import step as step_kernel
+from .kernels.write_scale import Norms, Rows, Shape, Write, finish, write_scales
 
 
 def run_fused(
@@ -39,8 +39,8 @@ def run_fused(
     S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, A, S, M))
     offsets = None if cu_seqlens is None else cu_seqlens.to(x.device, torch.int64).contiguous()
-    function = selective_triton if recorded or not library.is_plain(x) else _forward
-    settings = (library.has_momentum(muon), library.write_numbers(muon))
+    function = selective_triton if recorded or not cpu_library.is_plain(x) else _forward
+    settings = (cpu_library.has_momentum(muon), cpu_library.write_numbers(muon))
     y, S, M, *_ = function(tensors, A, S, M, offsets, *settings, recorded)
     return y, S, M
 
@@ -175,7 +175,7 @@ def _scale(cut: _Cut, x: Tensor, dt: Tensor, B: Tensor, scales: Tensor) -> Tenso
     return scales[0]
 
 
-selective_triton = torch.library.custom_op("muonssm::selective_triton", _forward, mutates_args=())
+selective_triton = torch.cpu_library.custom_op("muonssm::selective_triton", _forward, mutates_args=())
 
 
 @selective_triton.register_fake
@@ -189,7 +189,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-unt
     return x.new_empty(x.shape), *(gamma.new_empty(s) for s in (*shapes, _scales_shape(x, write, single)))
 
 
-@torch.library.custom_op("muonssm::selective_triton_backward", mutates_args=())
+@torch.cpu_library.custom_op("muonssm::selective_triton_backward", mutates_args=())
 def _selective_triton_backward(
     grads: list[Tensor],
     inputs: list[Tensor],
@@ -261,7 +261,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, A, offsets, S_saved, M_saved, scales = ctx.saved_tensors
     x, _, B, _, gamma = inputs
     state = (x.shape[0] if offsets is None else offsets.numel() - 1, x.shape[2], B.shape[2])
-    grads = library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
+    grads = cpu_library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
     dgamma, saved = ctx.needs_input_grad[0][4], [S_saved, M_saved, scales]
     results = _selective_triton_backward(grads, inputs, A, saved, offsets, *ctx.settings, dgamma)
     *first, dA, by_gamma, dS0, dM0 = results

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from ..library import constant
+from ..cpu_library import constant
 
 INTERPRETER = "interpreter"  # the architecture's name where kernels are interpreted on a CPU
 

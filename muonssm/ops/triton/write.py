@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..normalization import A, B, C
+from ..newton_schulz import A, B, C
 
 NS_A, NS_B, NS_C = tl.constexpr(A), tl.constexpr(B), tl.constexpr(C)
 TINY = tl.constexpr(1.1754943508222875e-38)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..numbers import is_real
-from .config import Muon
+from muonssm.checks import is_real
+
+from .muon import Muon
 from .state import MemoryState
 
 Sizes = dict[str, int]

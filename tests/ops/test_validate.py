@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from muonssm.ops import IMPLEMENTATIONS, MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
-from muonssm.ops.implementations import Problem, auto_order, choose
+from muonssm.ops.dispatch import Problem, auto_order, choose
 from muonssm.ops.triton import support
 
 B, L, H, m, d, D, N = 2, 6, 3, 4, 5, 5, 4

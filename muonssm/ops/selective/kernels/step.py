@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .common import advance, lanes, load_exponent, load_steps, load_tile, store_tile
-from .write import scale_of, value_norm, vector_norm
+from .write_scale import scale_of, value_norm, vector_norm
 
 
 @triton.jit

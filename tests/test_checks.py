@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from muonssm.numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The convolution by the C++ kernel in native/convolution.h: filters, activation and both passes in one sweep."""
+"""The convolution by the C++ kernel in csrc/convolution.h: filters, activation and both passes in one sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import library
+from .. import cpu_library
 from ..rows import widen
 
 
@@ -21,33 +21,33 @@ def convolve(
         x = x.contiguous()
     weight = widen(weight, dtype).reshape(C, -1).contiguous()
     bias = weight.new_zeros(C) if bias is None else widen(bias, dtype).contiguous()
-    offsets = library.sequence_offsets(B, L, cu_seqlens)
+    offsets = cpu_library.sequence_offsets(B, L, cu_seqlens)
     tensors = [x, weight, bias, tail.contiguous()]
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    function = convolution_native if recorded or not library.is_plain(x) else _forward
+    function = convolution_native if recorded or not cpu_library.is_plain(x) else _forward
     return function(tensors, offsets, activation == "silu")
 
 
-def _arguments(tensors: list[Tensor], offsets: Tensor, silu: bool) -> library.ConvolutionArguments:
+def _arguments(tensors: list[Tensor], offsets: Tensor, silu: bool) -> cpu_library.ConvolutionArguments:
     x, weight, bias, tail = tensors
     step = x.stride(1) if x.shape[1] > 1 else x.stride(0) if x.shape[0] > 1 else x.shape[2]
-    a = library.ConvolutionArguments(
-        library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, *weight.shape, step, silu
+    a = cpu_library.ConvolutionArguments(
+        cpu_library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, *weight.shape, step, silu
     )
-    a.offsets, a.x, a.tail = offsets.data_ptr(), x.data_ptr(), library.address(tail)
+    a.offsets, a.x, a.tail = offsets.data_ptr(), x.data_ptr(), cpu_library.address(tail)
     a.weight, a.bias = weight.data_ptr(), bias.data_ptr()
     return a
 
 
 def _forward(tensors: list[Tensor], offsets: Tensor, silu: bool) -> Tensor:
-    y = library.empty(tensors[0], tensors[0].shape)
+    y = cpu_library.empty(tensors[0], tensors[0].shape)
     a = _arguments(tensors, offsets, silu)
     a.y = y.data_ptr()
-    library.call("convolution", "forward", a)
+    cpu_library.call("convolution", "forward", a)
     return y
 
 
-convolution_native = torch.library.custom_op("muonssm::convolution_native", _forward, mutates_args=())
+convolution_native = torch.cpu_library.custom_op("muonssm::convolution_native", _forward, mutates_args=())
 
 
 @convolution_native.register_fake
@@ -55,15 +55,15 @@ def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
     return tensors[0].new_empty(tensors[0].shape)
 
 
-@torch.library.custom_op("muonssm::convolution_native_backward", mutates_args=())
+@torch.cpu_library.custom_op("muonssm::convolution_native_backward", mutates_args=())
 def _convolution_native_backward(dy: Tensor, tensors: list[Tensor], offsets: Tensor, silu: bool) -> list[Tensor]:
     """Gradients of x, weight, bias and tail."""
     dy = dy.contiguous()
-    out = [library.empty(t, t.shape) for t in tensors]
+    out = [cpu_library.empty(t, t.shape) for t in tensors]
     a = _arguments(tensors, offsets, silu)
     a.dy, a.dx, a.dweight, a.dbias = (t.data_ptr() for t in (dy, *out[:3]))
-    a.dtail = library.address(out[3])
-    library.call("convolution", "backward", a)
+    a.dtail = cpu_library.address(out[3])
+    cpu_library.call("convolution", "backward", a)
     return out
 
 

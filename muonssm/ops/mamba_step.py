@@ -1,4 +1,4 @@
-"""One token through a whole Mamba mixer, by the C++ kernel in native/mamba.h: decoding without a call for each part."""
+"""One token through a whole Mamba mixer, by the C++ kernel in csrc/mamba.h: decoding without a call for each part."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import checks, library
-from .config import Muon
+from . import cpu_library
+from . import validate
+from .muon import Muon
 from .state import MemoryState
 
 LARGEST_BATCH = 16  # the kernel goes row by row; many sequences are a matrix product
@@ -60,9 +61,9 @@ def mamba_step(
     With `norm`, y is a whole residual block: x + mixer(norm(x)). The kernel applies without gradients, to ordinary
     float32 tensors on a CPU, outside compilation, autocast and torch.func.
     """
-    if torch.is_grad_enabled() or impl not in ("auto", "native") or library.unavailable() is not None:
+    if torch.is_grad_enabled() or impl not in ("auto", "native") or cpu_library.unavailable() is not None:
         return None
-    if x.shape[0] > LARGEST_BATCH or torch.is_autocast_enabled("cpu") or checks.is_transformed():
+    if x.shape[0] > LARGEST_BATCH or torch.is_autocast_enabled("cpu") or validate.is_transformed():
         return None
     D, N = weights.A_log.shape
     K = weights.conv_weight.shape[2]
@@ -80,8 +81,8 @@ def mamba_step(
     if norm is None:
         addresses.insert(1, None)
     numbers = (muon.gamma, 0.0 if norm is None else norm.eps, _write(muon))
-    arguments = library.MambaArguments(*sizes, *numbers, *addresses)
-    library.load().muonssm_mamba_step(ctypes.byref(arguments))
+    arguments = cpu_library.MambaArguments(*sizes, *numbers, *addresses)
+    cpu_library.load().muonssm_mamba_step(ctypes.byref(arguments))
     return MambaStep(y, new_tail, MemoryState(S, M))
 
 
@@ -92,5 +93,5 @@ _TYPES = {Tensor, torch.nn.Parameter}
 
 
 @functools.lru_cache
-def _write(muon: Muon) -> library.Write:
-    return library.make_write(library.write_numbers(muon))
+def _write(muon: Muon) -> cpu_library.Write:
+    return cpu_library.make_write(cpu_library.write_numbers(muon))

@@ -1,4 +1,4 @@
-"""The compiled kernels in `native/`, through ctypes: a plain shared library that knows nothing of torch or Python.
+"""The compiled kernels in `csrc/`, through ctypes: a plain shared library that knows nothing of torch or Python.
 
 It is built with the package (see setup.py) and loaded on first use, after torch, whose OpenMP runtime it then shares.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .config import Muon
+from .muon import Muon
 from .rows import widen
 
 ABI = 3
@@ -27,7 +27,7 @@ _Int, _Real, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
 class Write(ctypes.Structure):
-    """`Write` of native/arguments.h."""
+    """`Write` of csrc/arguments.h."""
 
     _fields_ = (("steps", _Int), ("tau_inside", _Real), ("tau_outside", _Real), ("delta", _Real))
 
@@ -38,7 +38,7 @@ def _fields(integers: str, reals: str, pointers: str) -> tuple[tuple[str, type],
 
 
 class MemoryArguments(ctypes.Structure):
-    """`MemoryArguments` of native/arguments.h."""
+    """`MemoryArguments` of csrc/arguments.h."""
 
     _fields_ = _fields(
         "input threads sequences heads d m momentum gamma_step gamma_head",
@@ -49,7 +49,7 @@ class MemoryArguments(ctypes.Structure):
 
 
 class SelectiveArguments(ctypes.Structure):
-    """`SelectiveArguments` of native/arguments.h."""
+    """`SelectiveArguments` of csrc/arguments.h."""
 
     _fields_ = _fields(
         "input threads sequences D N momentum gamma_step",
@@ -59,7 +59,7 @@ class SelectiveArguments(ctypes.Structure):
 
 
 class ConvolutionArguments(ctypes.Structure):
-    """`ConvolutionArguments` of native/arguments.h."""
+    """`ConvolutionArguments` of csrc/arguments.h."""
 
     _fields_ = (
         *((name, _Int) for name in ("input", "threads", "sequences", "channels", "K", "x_step", "silu")),
@@ -69,7 +69,7 @@ class ConvolutionArguments(ctypes.Structure):
 
 
 class MambaArguments(ctypes.Structure):
-    """`MambaArguments` of native/arguments.h."""
+    """`MambaArguments` of csrc/arguments.h."""
 
     _fields_ = _fields(
         "threads sequences d_model D N R K",

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from muonssm.ops import Muon, muon_memory, newton_schulz
-from muonssm.ops.normalization import write_scale
+from muonssm.ops.newton_schulz import write_scale
 
-from .test_implementations import MUONS, dense_write
+from .test_dispatch import MUONS, dense_write
 
 
 def problem(scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

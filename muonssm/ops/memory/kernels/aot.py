@@ -8,13 +8,13 @@ import torch
 import triton.language as tl
 
 from ...triton import config, support
-from ...triton.ahead import Variant
-from .gates import gates
-from .gradients import scores, values
-from .keys import keys
-from .output import output
-from .prepare import measure, solve
-from .states import backward_states, forward_states
+from ...triton.aot import Variant
+from .bwd_gates import gates
+from .bwd_keys import keys
+from .bwd_writes import scores, values
+from .fwd_output import output
+from .fwd_prepare import measure, solve
+from .fwd_states import backward_states, forward_states
 from .step import step
 
 KERNELS = {

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import checks, library
+from .. import cpu_library
+from .. import validate
 from ..rows import compute_dtype, full_precision
 from . import shifts
 
-LONGEST = 64  # of a filter, a limit of native/convolution.h
+LONGEST = 64  # of a filter, a limit of csrc/convolution.h
 
 
 class Convolved(NamedTuple):
@@ -50,7 +51,7 @@ def causal_convolution(
     channels, _, K = weight.shape
     if x.ndim != 3 or x.shape[2] != channels:
         raise ValueError(f"x has shape {list(x.shape)}; it may be [B, L, {channels}] for {channels} filters")
-    lengths = checks.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
+    lengths = validate.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
     sequences = x.shape[0] if lengths is None else len(lengths)
     if tail is None:
         tail = x.new_zeros(sequences, K - 1, channels)
@@ -72,6 +73,6 @@ def causal_convolution(
 
 def _has_kernel(x: Tensor, weight: Tensor) -> bool:
     """Whether the C++ kernel serves this call: otherwise shifted products do, on any device."""
-    if x.device.type != "cpu" or weight.shape[2] > LONGEST or checks.is_transformed() or not x.numel():
+    if x.device.type != "cpu" or weight.shape[2] > LONGEST or validate.is_transformed() or not x.numel():
         return False
-    return library.unavailable() is None and (x.dtype == torch.float64) == (compute_dtype(x, weight) == torch.float64)
+    return cpu_library.unavailable() is None and (x.dtype == torch.float64) == (compute_dtype(x, weight) == torch.float64)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from muonssm.ops import library
-from muonssm.ops.convolution import causal_convolution
+from muonssm.ops import cpu_library
+from muonssm.ops.causal_conv import causal_convolution
 
 from .cases import TOLERANCE
 
@@ -23,7 +23,7 @@ def impl(request, monkeypatch):
     if request.param == "shifts":
         monkeypatch.setattr(library, "unavailable", lambda: "switched off")
     else:
-        assert library.unavailable() is None
+        assert cpu_library.unavailable() is None
     return request.param
 
 
@@ -114,10 +114,10 @@ def test_forward_mode_and_vmap_use_torch():
 
 
 def test_custom_operator_is_registered_rightly():
-    from muonssm.ops.convolution.native import convolution_native
+    from muonssm.ops.causal_conv.native import convolution_native
 
     tensors = [normal(2, 9, 5), normal(5, 4), normal(5), normal(2, 3, 5)]
-    torch.library.opcheck(convolution_native, ([t.requires_grad_() for t in tensors], torch.tensor([0, 9, 18]), True))
+    torch.cpu_library.opcheck(convolution_native, ([t.requires_grad_() for t in tensors], torch.tensor([0, 9, 18]), True))
 
 
 def test_bad_arguments_say_what_is_wrong():

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..numbers import is_whole
-from .config import Muon, _check_positive
+from muonssm.checks import is_whole
+
+from .muon import Muon, _check_positive
 from .rows import full_precision
 
 A, B, C = 3.4445, -4.7750, 2.0315

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...triton import config
-from ...triton.ahead import Variant
-from .backward import Gradients, backward, scratch_tiles
+from ...triton.aot import Variant
+from .bwd_scan import Gradients, backward, scratch_tiles
 from .common import Inputs, Span, States, Tile
-from .forward import forward
-from .pieces import Summary, carry, summarize
+from .fwd_pieces import Summary, carry, summarize
+from .fwd_scan import forward
 from .step import step
-from .write import Norms, Rows, Shape, Write, finish, write_scales
+from .write_scale import Norms, Rows, Shape, Write, finish, write_scales
 
 _WIDE, _COUNT = "*fp32", "i32"
 _STATES = States(_WIDE, _WIDE)

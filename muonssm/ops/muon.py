@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from ..numbers import is_real, is_whole
+from muonssm.checks import is_real, is_whole
 
 NORMALIZATIONS = ("newton_schulz", "frobenius", None)
 TAU_POSITIONS = ("inside", "outside")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import library
+from . import cpu_library
 from .triton import config as triton_config
 from .triton import support as triton_support
 
@@ -57,7 +57,7 @@ class NativeImplementation(Implementation):
         """Why the kernels cannot compute `problem`; None if they can."""
         if problem.device.type != "cpu":
             return f"the C++ kernels run on a CPU, not on {problem.device.type}"
-        return super().unsupported(problem) or library.unavailable()
+        return super().unsupported(problem) or cpu_library.unavailable()
 
 
 class TritonImplementation(Implementation):

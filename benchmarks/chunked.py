@@ -10,8 +10,8 @@ import argparse
 
 import torch
 
-from muonssm.bench.measure import best_seconds, exponent, forward, peak_bytes, threads, training
-from muonssm.bench.workloads import MemoryWorkload, check
+from muonssm.lab.bench.measure import best_seconds, exponent, forward, peak_bytes, threads, training
+from muonssm.lab.bench.workloads import MemoryWorkload, check
 from muonssm.ops import Muon
 
 HEADS, DIM = 8, 64

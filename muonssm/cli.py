@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from muonssm import cli_analysis
-from muonssm.torchvision_cpu import prepare_torchvision
+from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 from muonssm.version import __version__
 
 
@@ -55,7 +55,7 @@ def _add_info(commands: Any) -> None:
 
 
 def _info(_: argparse.Namespace) -> int:
-    from muonssm.info import describe
+    from muonssm.lab.core.info import describe
 
     print(describe())
     return 0
@@ -74,7 +74,8 @@ def _add_bench(commands: Any) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from muonssm.bench import language, mixers, suite, training, vision
+    from muonssm.lab.bench import language, mixers, training, vision
+    from muonssm.lab.bench import operators as suite
 
     asked = (
         (arguments.mixers, mixers),
@@ -108,7 +109,7 @@ def _add_prepare(commands: Any) -> None:
 def _prepare(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
 
-    from muonssm.data.prepare import PrepareConfig, prepare
+    from muonssm.lab.language.prepare import PrepareConfig, prepare
 
     given: dict[str, Any] = {f.name: getattr(arguments, f.name, f.default) for f in fields(PrepareConfig)}
     manifest = prepare(PrepareConfig(**given), Path(arguments.output), arguments.resume)
@@ -132,8 +133,8 @@ def _add_train(commands: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from muonssm.training.recipe import Recipe
-    from muonssm.training.trainer import train
+    from muonssm.lab.core.recipe import Recipe
+    from muonssm.lab.core.trainer import train
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/{recipe.name}")
@@ -162,9 +163,9 @@ def _add_compare(commands: Any) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from muonssm.analysis.report import write_report
-    from muonssm.training.compare import compare, table
-    from muonssm.training.recipe import Recipe
+    from muonssm.lab.core.compare import compare, table
+    from muonssm.lab.core.recipe import Recipe
+    from muonssm.lab.report.report import write_report
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/compare-{recipe.name}")
@@ -196,9 +197,9 @@ def _eval(arguments: argparse.Namespace) -> int:
         return _zero_shot(arguments)
     if arguments.robustness is not None:
         return _robustness(arguments)
-    from muonssm.training.evaluate import evaluate
-    from muonssm.training.folder import RunFolder
-    from muonssm.training.recipe import Recipe
+    from muonssm.lab.core.evaluate import evaluate
+    from muonssm.lab.core.recipe import Recipe
+    from muonssm.lab.core.run_folder import RunFolder
 
     scores = evaluate(arguments.folder)
     _print_scores(Recipe.from_dict(RunFolder(arguments.folder).read("recipe.json")), scores)
@@ -206,11 +207,11 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _zero_shot(arguments: argparse.Namespace) -> int:
-    from muonssm.tasks.harness import TaskDataError, run_harness
-    from muonssm.tasks.pretrained import load_pretrained
-    from muonssm.tasks.zero_shot import table
-    from muonssm.training.folder import RunFolder
-    from muonssm.training.published_language import published_zero_shot
+    from muonssm.lab.core.run_folder import RunFolder
+    from muonssm.lab.language.lm_eval import TaskDataError, run_harness
+    from muonssm.lab.language.paper import published_zero_shot
+    from muonssm.lab.language.pretrained import load_pretrained
+    from muonssm.lab.language.zero_shot import table
 
     arguments.extra = "language"
     found, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
@@ -227,7 +228,7 @@ def _zero_shot(arguments: argparse.Namespace) -> int:
 
 
 def _robustness(arguments: argparse.Namespace) -> int:
-    from muonssm.training.robustness import evaluate_robustness
+    from muonssm.lab.vision.evaluate_robustness import evaluate_robustness
 
     arguments.extra = "vision"
     if arguments.data is None:
@@ -246,8 +247,8 @@ def _add_predict(commands: Any) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from muonssm.tasks.recognise import predict
-    from muonssm.training.folder import RunFolder
+    from muonssm.lab.activity.predict import predict
+    from muonssm.lab.core.run_folder import RunFolder
 
     recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
     for found in predict(model, recipe.task.data, facts, arguments.file):  # type: ignore[attr-defined]
@@ -262,8 +263,8 @@ def _add_stream(commands: Any) -> None:
 
 
 def _stream(arguments: argparse.Namespace) -> int:
-    from muonssm.tasks.recognise import rows_from, rows_of, stream
-    from muonssm.training.folder import RunFolder
+    from muonssm.lab.activity.predict import rows_from, rows_of, stream
+    from muonssm.lab.core.run_folder import RunFolder
 
     recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
     config = recipe.task.data  # type: ignore[attr-defined]
@@ -290,8 +291,8 @@ def _add_generate(commands: Any) -> None:
 def _generate(arguments: argparse.Namespace) -> int:
     import warnings
 
-    from muonssm.tasks.generate import check_prompt, generate_text
-    from muonssm.tasks.pretrained import load_pretrained
+    from muonssm.lab.language.generate import check_prompt, generate_text
+    from muonssm.lab.language.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(arguments.folder)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "greedy", "seed")
@@ -332,10 +333,10 @@ def _add_needle(commands: Any) -> None:
 
 
 def _needle(arguments: argparse.Namespace) -> int:
-    from muonssm.analysis.heatmap import write_heatmap
-    from muonssm.tasks.needle import NeedleTest, run_needle, table
-    from muonssm.tasks.pretrained import load_pretrained
-    from muonssm.training.folder import RunFolder
+    from muonssm.lab.core.run_folder import RunFolder
+    from muonssm.lab.language.needle import NeedleTest, run_needle, table
+    from muonssm.lab.language.needle_page import write_heatmap
+    from muonssm.lab.language.pretrained import load_pretrained
 
     try:
         lengths = tuple(int(length) for length in arguments.lengths.split(","))

@@ -30,8 +30,8 @@ def _add_analyze(commands: Any, command: Command) -> None:
 
 
 def _analyze(arguments: argparse.Namespace) -> int:
-    from muonssm.analysis.analyses import Plan, analyze
-    from muonssm.analysis.report import write_report
+    from muonssm.lab.analysis.analyze import Plan, analyze
+    from muonssm.lab.report.report import write_report
 
     what = tuple(arguments.what.split(",")) if arguments.what else ()
     plan = Plan(what, tuple(arguments.set), arguments.seeds, arguments.workers, arguments.resume)
@@ -49,7 +49,7 @@ def _add_report(commands: Any, command: Command) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from muonssm.analysis.report import write_report
+    from muonssm.lab.report.report import write_report
 
     print(f"the page is {write_report(arguments.runs, arguments.output)}")
     return 0
@@ -65,7 +65,7 @@ def _add_explain(commands: Any, command: Command) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from muonssm.analysis.explain import explain
+    from muonssm.lab.vision.explain import explain
 
     for path in explain(arguments.folder, arguments.images, arguments.count, arguments.output):
         print(path)
@@ -81,7 +81,7 @@ def _add_corrupt(commands: Any, command: Command) -> None:
 
 
 def _corrupt(arguments: argparse.Namespace) -> int:
-    from muonssm.data.corruptions import corrupt_folder
+    from muonssm.lab.vision.corruptions import corrupt_folder
 
     new = corrupt_folder(Path(arguments.source), Path(arguments.output), size=arguments.size, seed=arguments.seed)
     print(f"{new} new images in {arguments.output}")

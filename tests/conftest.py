@@ -7,9 +7,11 @@ import csv
 import numpy as np
 import pytest
 
-from muonssm.torchvision_cpu import prepare_torchvision
+from muonssm.lab.core.amx import disable_broken_amx
+from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
 prepare_torchvision()  # before a test imports transformers, which imports torchvision if that is installed
+disable_broken_amx()  # before a test runs a bfloat16 matmul
 
 CHANNELS = ("acc_x", "acc_y", "acc_z")
 CLASSES = ("slow", "fast", "still")

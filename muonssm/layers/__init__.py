@@ -7,6 +7,7 @@ from typing import Any
 
 from muonssm.ops import Muon
 
+from .convert import export_weights, from_transformers, load_weights
 from .deltanet import DeltaNet
 from .gated_deltanet import GatedDeltaNet
 from .longhorn import LongHorn
@@ -15,7 +16,6 @@ from .mamba2 import Mamba2
 from .mixer import Mixer
 from .state import MixerState
 from .upcycle import upcycle
-from .weights import export_weights, from_transformers, load_weights
 
 BACKBONES: dict[str, type[Mixer]] = {
     "mamba": Mamba,

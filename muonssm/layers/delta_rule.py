@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from muonssm.ops import MemoryState, muon_memory
 
 from .mixer import Call, Mixer, Projected, check_size
+from .modules import RMSNorm, ShortConvolution, unit
 from .momentum import Momentum
-from .parts import RMSNorm, ShortConvolution, unit
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from muonssm.ops.rows import compute_dtype
 
 from .delta_rule import DeltaRule, Heads, head_size
 from .mixer import Projected, check_size
+from .modules import step_size_bias
 from .momentum import Momentum
-from .parts import step_size_bias
 
 
 class GatedDeltaNet(DeltaRule):

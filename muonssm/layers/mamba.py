@@ -17,8 +17,8 @@ from muonssm.ops.mamba_step import MambaWeights, Norm, mamba_step
 from muonssm.ops.rows import compute_dtype
 
 from .mixer import Call
+from .modules import RMSNorm, is_own, step_size_bias
 from .momentum import Momentum
-from .parts import RMSNorm, is_own, step_size_bias
 from .shell import Shell
 from .state import MixerState
 

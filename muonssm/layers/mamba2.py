@@ -19,8 +19,8 @@ from muonssm.ops import MemoryState, Muon, muon_memory
 from muonssm.ops.rows import compute_dtype
 
 from .mixer import Call, Mixer, Projected, check_size, head_dim_of
+from .modules import RMSNorm, ShortConvolution, step_size_bias
 from .momentum import Momentum
-from .parts import RMSNorm, ShortConvolution, step_size_bias
 
 
 class Mamba2(Mixer):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from muonssm.checks import is_whole
 from muonssm.ops import MemoryState, Muon
 
+from .modules import RMSNorm, ShortConvolution
 from .momentum import Momentum
-from .parts import RMSNorm, ShortConvolution
 from .sequences import Packing, both_bounds, both_ways, check_mask, mean_of_both
 from .state import MixerState
 

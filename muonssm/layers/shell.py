@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from muonssm.ops import MemoryState
 
 from .mixer import Call, Mixer, Projected, check_size
-from .parts import ShortConvolution
+from .modules import ShortConvolution
 
 
 class Shell(Mixer):

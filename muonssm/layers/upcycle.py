@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from muonssm.ops import MemoryState, Muon
 
+from .convert import BUILDERS, from_transformers, is_learned_momentum, to_ours, to_theirs
 from .gated_deltanet import GatedDeltaNet
 from .mamba import Mamba
 from .mamba2 import Mamba2
 from .mixer import Mixer
 from .state import MixerState
-from .weights import BUILDERS, from_transformers, is_learned_momentum, to_ours, to_theirs
 
 
 def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> nn.Module:  # noqa: B008  frozen

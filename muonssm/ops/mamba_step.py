@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import cpu_library
-from . import validate
+from . import cpu_library, validate
 from .muon import Muon
 from .state import MemoryState
 

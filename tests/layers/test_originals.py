@@ -13,7 +13,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from muonssm import Muon
 from muonssm.layers import DeltaNet, GatedDeltaNet, export_weights, from_transformers, load_weights
-from muonssm.layers.weights import BUILDERS
+from muonssm.layers.convert import BUILDERS
 
 from .cases import assert_close, inputs
 

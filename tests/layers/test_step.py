@@ -8,7 +8,7 @@ from torch import nn
 
 from muonssm import Muon
 from muonssm.layers import Mamba
-from muonssm.layers.parts import RMSNorm
+from muonssm.layers.modules import RMSNorm
 from muonssm.ops import cpu_library
 
 from .cases import assert_close, assert_same_state, inputs
@@ -20,7 +20,9 @@ SIZES = [
     (17, {"d_state": 9, "conv_size": 2, "expand": 1}),
 ]
 MUONS = [Muon.off(), Muon(), Muon(gamma=0.9, normalization="frobenius"), Muon(ns_steps=5, tau_position="outside")]
-NATIVE = pytest.mark.skipif(cpu_library.unavailable() is not None, reason="without the C++ kernels there is no such step")
+NATIVE = pytest.mark.skipif(
+    cpu_library.unavailable() is not None, reason="without the C++ kernels there is no such step"
+)
 
 
 def build(d_model: int = 33, **dims) -> Mamba:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from muonssm import Muon
 from muonssm.layers import BACKBONES
-from muonssm.models.vision import (  # fmt: skip
+from muonssm.models.vision import (
     MambaVision,
     VisionConfig,
     VisionFeatures,

@@ -10,10 +10,9 @@ import timm.data
 import torch
 import transformers
 
-import muonssm.models.vision.in_timm  # noqa: F401  makes the models known
 from muonssm import Muon
 from muonssm.models.vision import load_published, mambavision_micro, vision_config
-from muonssm.models.vision.in_transformers import MambaVisionBackbone, MambaVisionBackboneConfig
+from muonssm.models.vision.transformers_model import MambaVisionBackbone, MambaVisionBackboneConfig
 
 
 def test_the_network_needs_torch_alone():

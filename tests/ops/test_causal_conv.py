@@ -21,7 +21,7 @@ C = 70  # more than one group of the kernel, and not whole vectors
 def impl(request, monkeypatch):
     """The kernel, or what runs where there is none."""
     if request.param == "shifts":
-        monkeypatch.setattr(library, "unavailable", lambda: "switched off")
+        monkeypatch.setattr(cpu_library, "unavailable", lambda: "switched off")
     else:
         assert cpu_library.unavailable() is None
     return request.param
@@ -117,7 +117,7 @@ def test_custom_operator_is_registered_rightly():
     from muonssm.ops.causal_conv.native import convolution_native
 
     tensors = [normal(2, 9, 5), normal(5, 4), normal(5), normal(2, 3, 5)]
-    torch.cpu_library.opcheck(convolution_native, ([t.requires_grad_() for t in tensors], torch.tensor([0, 9, 18]), True))
+    torch.library.opcheck(convolution_native, ([t.requires_grad_() for t in tensors], torch.tensor([0, 9, 18]), True))
 
 
 def test_bad_arguments_say_what_is_wrong():

@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from muonssm.bench.measure import peak_bytes
-from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
-from muonssm.ops import cpu_library
+from muonssm.lab.bench.measure import peak_bytes
+from muonssm.ops import MemoryState, Muon, cpu_library, muon_memory, muon_selective_scan
 from muonssm.ops.memory.chunked import chunk_states
 from muonssm.ops.memory.native import memory_native
 from muonssm.ops.selective.chunked import selective_chunked
@@ -112,23 +111,23 @@ def test_operators_keep_torchs_rules():
     i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
     offsets, write = torch.tensor([0, 70, 140]), cpu_library.write_numbers(Muon())
     inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
-    torch.cpu_library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
+    torch.library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
     selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group: all of what is saved is written
     s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
     inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
-    torch.cpu_library.opcheck(
+    torch.library.opcheck(
         selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True), test_utils=CHECKS
     )
     steps = [permuted(s[name].detach()).requires_grad_() for name in ("x", "dt")]
     rest = (s["A"], s["B"], s["C"], s["gamma"], torch.ones(2, 70, 1, dtype=torch.float64))
-    torch.cpu_library.opcheck(selective_chunked, (*steps, *rest, permuted(s["S"]), s["M"]), test_utils=CHECKS)
+    torch.library.opcheck(selective_chunked, (*steps, *rest, permuted(s["S"]), s["M"]), test_utils=CHECKS)
     generator = torch.Generator().manual_seed(0)
     shapes = (
         [(2, 3, 4, 5)] * 2 + [(6, 2, 3, 1, 1)] * 3 + [(6, 2, 3, 4, 5)] * 2 + [(6, 2, 3, 8, 4)] + [(6, 2, 3, 8, 5)] * 3
     )
     S, M, A, g, Gam, *others = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     arguments = (permuted(S), M, [A, g, Gam], *(permuted(x) for x in others))
-    torch.cpu_library.opcheck(chunk_states, arguments, test_utils=CHECKS)
+    torch.library.opcheck(chunk_states, arguments, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from muonssm.bench.measure import peak_bytes
+from muonssm.lab.bench.measure import peak_bytes
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 
 from .cases import IMPLS, OPERATORS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results

@@ -10,7 +10,7 @@ from muonssm.checks import is_real, is_whole
 from muonssm.layers import BACKBONES
 from muonssm.ops import Muon
 
-from ..settings import muon_settings
+from ..muon_settings import muon_settings
 
 LINEAR, SLIDING = "linear_attention", "sliding_attention"
 

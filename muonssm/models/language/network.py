@@ -23,7 +23,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention, Mistr
 from transformers.utils.generic import can_return_tuple
 
 from muonssm.layers import Mixer, build_mixer
-from muonssm.layers.parts import RMSNorm, is_bare
+from muonssm.layers.modules import RMSNorm, is_bare
 
 from .cache import MemoryLayer, MuonSSMCache, layer_of
 from .config import LINEAR, SLIDING, MuonSSMConfig

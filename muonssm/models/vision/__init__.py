@@ -1,6 +1,6 @@
 """MambaVision with any backbone as its SSM, plain or with Muon. This module needs torch alone.
 
-`muonssm.models.vision.in_timm` and `muonssm.models.vision.in_transformers`, once imported, make the networks known to
+`muonssm.models.vision.timm_registry` and `muonssm.models.vision.transformers_model`, once imported, make the networks known to
 these libraries.
 """
 
@@ -10,7 +10,7 @@ from .config import VisionConfig
 from .features import VisionFeatures
 from .network import MambaVision
 from .presets import SIZES, mambavision_micro, mambavision_tiny, vision_config
-from .published import load_published
+from .released_weights import load_published
 
 __all__ = [
     "SIZES",

@@ -1,7 +1,7 @@
 """torchvision's Mask R-CNN on the stages of a MambaVision network, through a feature pyramid.
 
 images      list of float `[3, H, W]` in [0, 1], of any sizes
-targets     list of dicts as in `muonssm.data.coco`
+targets     list of dicts as in `muonssm.lab.vision.coco`
 found       list of dicts: boxes `[n, 4]`, labels `[n]`, scores `[n]`, masks `[n, 1, H, W]`
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from muonssm.checks import is_whole
-from muonssm.torchvision_cpu import prepare_torchvision
+from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
 from .config import VisionConfig
 from .features import VisionFeatures

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import VisionConfig
-from .in_transformers import MambaVisionBackboneConfig
+from .transformers_model import MambaVisionBackboneConfig
 
 IGNORED = 255
 LEAST = 1e-4  # share that a class is taken to have at least

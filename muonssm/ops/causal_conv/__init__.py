@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import cpu_library
-from .. import validate
+from .. import cpu_library, validate
 from ..rows import compute_dtype, full_precision
 from . import shifts
 
@@ -75,4 +74,6 @@ def _has_kernel(x: Tensor, weight: Tensor) -> bool:
     """Whether the C++ kernel serves this call: otherwise shifted products do, on any device."""
     if x.device.type != "cpu" or weight.shape[2] > LONGEST or validate.is_transformed() or not x.numel():
         return False
-    return cpu_library.unavailable() is None and (x.dtype == torch.float64) == (compute_dtype(x, weight) == torch.float64)
+    return cpu_library.unavailable() is None and (x.dtype == torch.float64) == (
+        compute_dtype(x, weight) == torch.float64
+    )

@@ -47,7 +47,7 @@ def _forward(tensors: list[Tensor], offsets: Tensor, silu: bool) -> Tensor:
     return y
 
 
-convolution_native = torch.cpu_library.custom_op("muonssm::convolution_native", _forward, mutates_args=())
+convolution_native = torch.library.custom_op("muonssm::convolution_native", _forward, mutates_args=())
 
 
 @convolution_native.register_fake
@@ -55,7 +55,7 @@ def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
     return tensors[0].new_empty(tensors[0].shape)
 
 
-@torch.cpu_library.custom_op("muonssm::convolution_native_backward", mutates_args=())
+@torch.library.custom_op("muonssm::convolution_native_backward", mutates_args=())
 def _convolution_native_backward(dy: Tensor, tensors: list[Tensor], offsets: Tensor, silu: bool) -> list[Tensor]:
     """Gradients of x, weight, bias and tail."""
     dy = dy.contiguous()

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import cpu_library
-from .. import validate
+from .. import cpu_library, validate
 from ..muon import Muon
 from ..state import MemoryState
 from .fused import fused
@@ -109,7 +108,14 @@ def _arguments(
     q, _, v, *_, gamma = inputs
     H, d, m = *v.shape[2:], q.shape[3]
     a = cpu_library.MemoryArguments(
-        cpu_library.INPUT_TYPES[v.dtype], torch.get_num_threads(), offsets.numel() - 1, H, d, m, momentum, *_strides(gamma)
+        cpu_library.INPUT_TYPES[v.dtype],
+        torch.get_num_threads(),
+        offsets.numel() - 1,
+        H,
+        d,
+        m,
+        momentum,
+        *_strides(gamma),
     )
     a.eta, a.write, a.offsets = eta, cpu_library.make_write(write), offsets.data_ptr()
     a.q, a.k, a.v, a.log_alpha, a.beta, a.gamma = (x.data_ptr() for x in inputs)
@@ -146,7 +152,7 @@ def _forward(
     return y, S, M, S_saved, M_saved
 
 
-memory_native = torch.cpu_library.custom_op("muonssm::memory_native", _forward, mutates_args=())
+memory_native = torch.library.custom_op("muonssm::memory_native", _forward, mutates_args=())
 
 
 @memory_native.register_fake
@@ -157,7 +163,7 @@ def _(inputs, S0, M0, offsets, eta, momentum, write, save):  # type: ignore[no-u
     return v.new_empty(v.shape), *(beta.new_empty(shape) for shape in shapes)
 
 
-@torch.cpu_library.custom_op("muonssm::memory_native_backward", mutates_args=())
+@torch.library.custom_op("muonssm::memory_native_backward", mutates_args=())
 def _memory_native_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

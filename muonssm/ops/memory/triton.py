@@ -180,7 +180,7 @@ def _forward(
     return y, S, M
 
 
-memory_triton = torch.cpu_library.custom_op("muonssm::memory_triton", _forward, mutates_args=())
+memory_triton = torch.library.custom_op("muonssm::memory_triton", _forward, mutates_args=())
 
 
 @memory_triton.register_fake
@@ -190,7 +190,7 @@ def _(inputs, S0, M0, offsets, eta, momentum, write, chunked):  # type: ignore[n
     return torch.empty_like(v), *(v.new_empty(state, dtype=torch.float32) for _ in range(2))
 
 
-@torch.cpu_library.custom_op("muonssm::memory_triton_backward", mutates_args=())
+@torch.library.custom_op("muonssm::memory_triton_backward", mutates_args=())
 def _memory_triton_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

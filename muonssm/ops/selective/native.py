@@ -84,7 +84,7 @@ def _forward(
     return y, S, M, S_saved, M_saved
 
 
-selective_native = torch.cpu_library.custom_op("muonssm::selective_native", _forward, mutates_args=())
+selective_native = torch.library.custom_op("muonssm::selective_native", _forward, mutates_args=())
 
 
 @selective_native.register_fake
@@ -95,7 +95,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-unt
     return x.new_empty(x.shape), *(gamma.new_empty(shape) for shape in shapes)
 
 
-@torch.cpu_library.custom_op("muonssm::selective_native_backward", mutates_args=())
+@torch.library.custom_op("muonssm::selective_native_backward", mutates_args=())
 def _selective_native_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

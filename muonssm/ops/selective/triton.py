@@ -175,7 +175,7 @@ def _scale(cut: _Cut, x: Tensor, dt: Tensor, B: Tensor, scales: Tensor) -> Tenso
     return scales[0]
 
 
-selective_triton = torch.cpu_library.custom_op("muonssm::selective_triton", _forward, mutates_args=())
+selective_triton = torch.library.custom_op("muonssm::selective_triton", _forward, mutates_args=())
 
 
 @selective_triton.register_fake
@@ -189,7 +189,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-unt
     return x.new_empty(x.shape), *(gamma.new_empty(s) for s in (*shapes, _scales_shape(x, write, single)))
 
 
-@torch.cpu_library.custom_op("muonssm::selective_triton_backward", mutates_args=())
+@torch.library.custom_op("muonssm::selective_triton_backward", mutates_args=())
 def _selective_triton_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

@@ -1,0 +1,4 @@
+"""Activity recognition: sensor windows in, one class out."""
+
+TASKS = {"activity": "task.ActivityTask"}
+EXTRA = "activity"

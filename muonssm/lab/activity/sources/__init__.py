@@ -1,0 +1,1 @@
+"""Data sets of activity recognition, one file per published layout."""

@@ -1,0 +1,1 @@
+"""What all tasks share: recipes, the trainer, run folders, comparisons."""

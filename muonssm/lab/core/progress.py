@@ -1,0 +1,107 @@
+"""What a run shows while it trains: a bar, and TensorBoard's curves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from .task import Metric
+
+
+class Clock(TrainerCallback):
+    """Writes into every log how long the run has trained, validations and checkpoints left out, and tokens a second.
+
+    A resumed run goes on counting from the last log of its checkpoint.
+    """
+
+    def __init__(self, tokens_per_step: int | None) -> None:
+        self.tokens_per_step = tokens_per_step
+        self.seconds = self.started = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Takes up the time of an earlier part."""
+        self.seconds = next((row["seconds"] for row in reversed(state.log_history) if "seconds" in row), 0.0)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Starts the clock."""
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Stops it."""
+        self.seconds += time.perf_counter() - self.started
+
+    def add(self, logs: dict[str, float], step: int) -> None:
+        """Puts both into a log of training."""
+        if "loss" in logs:
+            logs["seconds"] = round(self.seconds, 3)
+            if self.tokens_per_step and self.seconds:
+                logs["tokens_per_second"] = round(step * self.tokens_per_step / self.seconds, 1)
+
+
+class ProgressBar(TrainerCallback):
+    """A bar of steps with the loss, the speed and the first score of the validation part."""
+
+    def __init__(self, name: str, metrics: Sequence[Metric]) -> None:
+        self.name = name
+        self.bar: Any = None
+        self.shown: dict[str, str] = {}
+        first = metrics[0]
+        self.keys = {
+            "loss": "loss",
+            "tokens_per_second": "tokens/s",
+            f"eval_{first.name}": f"validation {first.title}",
+        }
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Opens the bar, where a resumed run goes on."""
+        from tqdm import tqdm
+
+        shown = {"total": state.max_steps, "initial": state.global_step, "disable": not state.is_world_process_zero}
+        self.bar = tqdm(desc=self.name, unit="step", leave=False, **shown)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """One more."""
+        self.bar.update()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **others: Any) -> None:
+        """The newest of what is worth a look."""
+        self.shown |= {self.keys[key]: f"{value:.4g}" for key, value in (logs or {}).items() if key in self.keys}
+        if self.bar is not None:
+            self.bar.set_postfix(self.shown)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Closes the bar."""
+        self.bar.close()
+
+
+def tensorboard(path: Path) -> TensorBoardCallback:
+    """Curves in a folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return TensorBoardCallback(SummaryWriter(str(path)))
+
+
+def history(log: Sequence[dict[str, Any]], metrics: Sequence[Metric]) -> list[dict[str, float]]:
+    """One row for each log: training loss, validation loss and scores, learning rate."""
+    scores = {f"eval_{name}" for name in (*(metric.name for metric in metrics), "loss")}
+    return _rows(log, {"loss", "learning_rate", "grad_norm"} | scores)
+
+
+def timing(log: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """One row for each log: seconds of training so far, and tokens a second."""
+    return [row for row in _rows(log, {"seconds", "tokens_per_second"}) if "seconds" in row]
+
+
+def _rows(log: Sequence[dict[str, Any]], keys: set[str]) -> list[dict[str, float]]:
+    rows: dict[float, dict[str, float]] = {}
+    for entry in log:
+        if "epoch" not in entry or "train_runtime" in entry:
+            continue
+        row = rows.setdefault(entry["step"], {"epoch": entry["epoch"], "step": entry["step"]})
+        row |= {key.replace("eval_", "validation_"): value for key, value in entry.items() if key in keys}
+    return list(rows.values())

@@ -1,1 +1,0 @@
-"""Tasks: data, model, loss and metrics together."""

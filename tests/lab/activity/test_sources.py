@@ -1,0 +1,331 @@
+"""The published layouts: what is found, how it is read, and what becomes of files that are not as published."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from muonssm.lab.activity.dataset import ActivityConfig, load_activity, read_recording
+from muonssm.lab.activity.recordings import DamagedFileError
+from muonssm.lab.activity.sources import folder, mmact, muwiges, uestc, watch
+
+from . import trees
+
+
+def load(source: str, root, **changes):
+    settings = {"length": 32, "max_lost": 1.0, **changes}
+    return load_activity(ActivityConfig(source, root, **settings), progress=False)
+
+
+def reason(data, file: str) -> str:
+    return dict(data.lost)[file]
+
+
+# watch
+
+
+def test_watch_is_what_seglearn_has():
+    listing = watch.find(None, None)
+    assert len(listing.recordings) == len({recording.name for recording in listing.recordings}) == 140
+    assert listing.classes == ("PEN", "ABD", "FEL", "IR", "ER", "TRAP", "ROW")
+    signal = listing.read(listing.recordings[0])
+    assert signal.channels == watch.CHANNELS == watch.SOURCE.channels
+    assert np.array_equal(signal.samples, watch.load()["X"][0].astype(np.float32))
+    assert np.allclose(np.diff(signal.times), 0.02)
+
+
+def test_watch_without_seglearn_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "seglearn.datasets", None)
+    with pytest.raises(ImportError, match=r"source 'watch' needs seglearn: pip install 'muonssm\[activity\]'"):
+        load_activity(ActivityConfig())
+
+
+def test_the_others_do_not_need_seglearn(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "seglearn.datasets", None)
+    trees.folder(tmp_path)
+    assert len(load("folder", tmp_path, split="kfold").recordings) == 20
+
+
+# folder
+
+
+def test_folder_finds_what_the_index_lists(tmp_path):
+    trees.folder(tmp_path)
+    listing = folder.find(tmp_path, None)
+    assert len(listing.recordings) == 20
+    assert listing.classes == ("run", "walk")
+    assert listing.recordings[0].subject == "p0"
+    assert listing.published == {}
+    data = load("folder", tmp_path, split="subject")
+    assert data.channels == ("ax", "ay")
+    assert data.rate == 50.0
+
+
+def test_folder_with_a_split_column(tmp_path):
+    rows = trees.folder(tmp_path)
+    parts = ["train", "Val", "validation", "test", ""]
+    rows = [f"{row},{parts[i % 5]}" for i, row in enumerate(rows)]
+    trees.index(tmp_path, rows, "Path,label,subject,split")
+    data = load("folder", tmp_path)
+    assert data.config.split == "given"
+    assert [sum(r.split == part for r in data.recordings) for part in ("train", "validation", "test", None)] == [
+        4,
+        8,
+        4,
+        4,
+    ]
+    assert "4 recordings are in no part of this split" in data.summary()
+
+
+def test_labels_that_are_numbers_are_in_their_order(tmp_path):
+    for label in ("10", "9", "b", "2"):
+        trees.write(tmp_path / f"{label}.csv", "ax\n1\n2\n")
+    trees.index(tmp_path, [f"{label}.csv,{label}" for label in ("10", "9", "b", "2")], "path,label")
+    assert folder.find(tmp_path, None).classes == ("2", "9", "10", "b")
+
+
+DAMAGED = {
+    "": "is empty",
+    "time,ax,ay\n0,1,2\n0.02,nan,2\n": "has nan in row 2 of 'ax'",
+    "this is not\na recording\n": "has 'a recording' for a number in row 1 of 'this is not'",
+    "a letter, in two columns\n1,2\n3,4\n": "has the channels a letter, in two columns; most files have ax, ay",
+    "time,ax\n0,1\n0.02,2\n": "has the channels ax; most files have ax, ay",
+    "time,ax,ay,az\n0,1,1,1\n0.02,2,1,1\n": "has the channels ax, ay, az; most files have ax, ay",
+    "time,ax,ay\n0,1,1\n86400,2,1\n0.02,2,1\n0.04,2,1\n": "has 4 time stamps over 86400 s",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_folder_names_what_is_damaged(tmp_path, text):
+    rows = trees.folder(tmp_path)
+    trees.write(tmp_path / "bad.csv", text)
+    trees.index(tmp_path, [*rows, "bad.csv,run,p0", "gone.csv,run,p1", "s0.csv,,p1"])
+    data = load("folder", tmp_path, split="kfold")
+    assert len(data.lost) == 3
+    assert reason(data, "bad.csv").startswith(DAMAGED[text])
+    assert reason(data, "gone.csv") == "No such file or directory"
+    assert reason(data, "s0.csv") == "has no label in index.csv"
+    assert len(data.recordings) == 20
+    assert "lost 3 of 23 files" in data.summary()
+
+
+def test_columns_in_another_order_are_brought_into_one(tmp_path):
+    trees.folder(tmp_path)
+    before = load("folder", tmp_path, split="subject")
+    path = tmp_path / "s3-walk-1.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    trees.write(path, "\n".join(f"{ay},{time},{ax}" for time, ax, ay in rows))
+    after = load("folder", tmp_path, split="subject")
+    for part in ("train", "validation", "test"):
+        assert np.array_equal(getattr(before, part).x, getattr(after, part).x)
+
+
+def test_channels_asked_for_leave_the_others_aside(tmp_path):
+    rows = trees.folder(tmp_path)
+    trees.write(tmp_path / "more.csv", "az,ay,ax\n1,2,x\n3,4,x\n")
+    trees.index(tmp_path, [*rows, "more.csv,run,p0"])
+    data = load("folder", tmp_path, split="subject", channels=["ay"])
+    assert data.channels == ("ay",)
+    assert data.lost == []
+    assert data.train.x.shape[-1] == 1
+
+
+def test_folder_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"which has no index.csv \(columns path, label, subject, split\)"):
+        folder.find(tmp_path, None)
+    for text, message in (
+        ("", "index.csv is empty"),
+        ("file,label\na,b\n", "index.csv has file, label; it may have the columns path, label, subject, split"),
+        ("1,2\n3,4\n", "index.csv has no header; it may have the columns path"),
+        ("path,label\na.csv,x\n./a.csv,y\n", r"lists './a.csv' in rows 2 and 3; it may be there once"),
+        ("path,label,split\na.csv,x,dev\n", "has split 'dev' in row 2; it may be train, validation, test or empty"),
+    ):
+        trees.write(tmp_path / "index.csv", text)
+        with pytest.raises(ValueError, match=message):
+            folder.find(tmp_path, None)
+
+
+# MuWiGes
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
+def test_muwiges_in_any_unit_of_time(tmp_path, unit):
+    trees.muwiges(tmp_path, unit=unit)
+    data = load("MuWiGes", tmp_path)
+    assert data.config.split == "kfold"
+    assert data.rate == 50.0
+    assert len(data.classes) == 12
+    assert {recording.label for recording in data.recordings} == {0, 11}
+    assert {recording.subject for recording in data.recordings} == {"1", "2", "3", "4", "5"}
+    assert data.lost == []
+
+
+def test_muwiges_splits_by_its_folders(tmp_path):
+    trees.muwiges(tmp_path, parts=("data_train", "data_test", "data_train"))
+    data = load("MuWiGes", tmp_path, split="given", mode="clips")
+    assert all(r.split == "test" for r in data.recordings if r.name.startswith("data_test/"))
+    assert {r.split for r in data.recordings if r.name.startswith("data_train/")} == {"train", "validation"}
+
+
+def test_muwiges_reads_and_refuses(tmp_path):
+    trees.muwiges(tmp_path)
+    good = sorted(tmp_path.rglob("01*.csv"))[0]
+    x = read_recording(good, rate=50, source="MuWiGes")
+    assert x.shape == (60, 6)
+    assert np.allclose(x, np.loadtxt(good, delimiter=",")[:, 1:], atol=1e-5)
+    trees.write(tmp_path / "subject1" / "13_x.csv", good.read_text())
+    trees.write(tmp_path / "subject1" / "ab_x.csv", good.read_text())
+    trees.write(tmp_path / "subject1" / "02_x.csv", "0,1,2,3,4,5\n1,1,2,3,4,5\n")
+    trees.write(tmp_path / "subject1" / "03_x.csv", "")
+    trees.write(tmp_path / "subject1" / "04_x.csv", "0,1,2,3,4,5,6\n0,1,2,3,4,5,6\n")
+    data = load("MuWiGes", tmp_path)
+    assert len(data.lost) == 5
+    assert reason(data, "subject1/13_x.csv") == "begins with '13', which is no gesture; it may be 01 to 12"
+    assert reason(data, "subject1/ab_x.csv") == "begins with 'ab', which is no gesture; it may be 01 to 12"
+    assert reason(data, "subject1/02_x.csv").startswith("has 6 columns; it may have 7: time, acc_x")
+    assert reason(data, "subject1/03_x.csv") == "is empty"
+    assert reason(data, "subject1/04_x.csv") == "has 1 sample, with repeated times counted once; it takes 2 or more"
+
+
+def test_muwiges_without_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"which has no CSV file of a gesture \(01\*.csv to 12\*.csv\) in it"):
+        muwiges.find(tmp_path, None)
+
+
+# UESTC-MMEA-CL
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_uestc_is_listed_and_in_physical_units(tmp_path, base):
+    trees.uestc(tmp_path, base=base)
+    data = load("UESTC-MMEA-CL", tmp_path, length=64)
+    assert [sum(r.split == part for r in data.recordings) for part in ("train", "validation", "test")] == [6, 2, 2]
+    assert data.classes[0] == "upstairs"
+    assert data.classes[31] == "watch_TV"
+    assert data.classes[1] == "activity2"
+    assert {recording.label for recording in data.recordings} == {0, 31}
+    assert data.rate == 25.0
+    assert data.stretched == 10
+    assert "10 recordings shorter than a window, resampled to one" in data.summary()
+    assert "no training windows for 30 classes: activity2, activity3" in data.summary()
+    assert "activity11, and 20 more" in data.summary()
+    path = tmp_path / data.recordings[0].name
+    raw = np.loadtxt(path, delimiter=",")
+    x = read_recording(path, source="UESTC-MMEA-CL")
+    assert np.allclose(x[:, :3], raw[:, :3] / 16384, atol=1e-5)
+    assert np.allclose(x[:, 3:], raw[:, 3:] / 16.4, atol=1e-2)
+
+
+def test_uestc_names_what_is_wrong(tmp_path):
+    trees.uestc(tmp_path)
+    with (tmp_path / "train.txt").open("a") as file:
+        file.write("x/1_upstairs/1_upstairs_2020_00 100 40 0\n")  # in test.txt too
+        file.write("x/1_upstairs/gone 100 40 0\n\nnonsense\nx/33_fly/a 1 2 32\nx/1_upstairs/bad 100 40 5\n")
+    trees.write(tmp_path / "sensor" / "1_upstairs" / "1_upstairs_2020_02.csv", "1,2,3\n4,5,6\n")
+    data = load("UESTC-MMEA-CL", tmp_path)
+    assert len(data.lost) == 6
+    assert reason(data, "test.txt, line 1") == "sensor/1_upstairs/1_upstairs_2020_00.csv is listed before, for train"
+    assert reason(data, "sensor/1_upstairs/gone.csv") == "No such file or directory"
+    assert reason(data, "train.txt, line 10") == "'nonsense' is not a path, frames, samples and label"
+    assert reason(data, "train.txt, line 11").startswith("its folder '33_fly' does not begin with an activity's number")
+    assert reason(data, "sensor/1_upstairs/bad.csv") == "has label 5, and its folder is number 1"
+    assert reason(data, "sensor/1_upstairs/1_upstairs_2020_02.csv").startswith("has 3 columns; it may have 6: acc_x")
+
+
+def test_uestc_needs_its_lists(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"which has no train.txt; it may have train.txt, val.txt, test.txt"):
+        uestc.find(tmp_path, None)
+
+
+# MMAct
+
+
+def test_mmact_has_35_activities():
+    assert len(mmact.CLASSES) == len(set(mmact.CLASSES)) == 35
+    assert list(mmact.CLASSES) == sorted(mmact.CLASSES)
+
+
+PROTOCOLS = {
+    "cross-subject": ("subject17", None),
+    "cross-scene": ("scene4", None),
+    "cross-session": ("session4", "session5"),
+}
+
+
+@pytest.mark.parametrize("split", PROTOCOLS)
+def test_mmact_protocols(tmp_path, split):
+    trees.mmact(tmp_path)
+    data = load("MMAct", tmp_path, split=split)
+    test, unused = PROTOCOLS[split]
+    assert data.lost == []
+    assert len(data.recordings) == 3 * 2 * 3 * 2
+    for recording in data.recordings:
+        assert (recording.split == "test") == (test in recording.name.split("/"))
+        assert (recording.split is None) == (unused in recording.name.split("/"))
+    assert data.channels == mmact.CHANNELS[:9]
+    assert {data.classes[recording.label] for recording in data.recordings} == {"walking", "carrying_light"}
+    train, validation = ({r.subject for r in data.recordings if r.split == part} for part in ("train", "validation"))
+    assert not train & validation
+
+
+def test_mmact_sensors_come_to_common_time(tmp_path):
+    """The same sines seen by three sensors from different starts and at different rates agree where they overlap."""
+    name = "subject1/scene1/session1/walking.csv"
+    for sensor, rate, start in (("acc_phone_clip", 100, 1.0), ("acc_watch_clip", 100, 1.25), ("gyro_clip", 50, 0.75)):
+        times = start + np.arange(int(4 * rate)) / rate
+        rows = [
+            f"{s},{v:.7f},{v:.7f},{v:.7f}"
+            for s, v in zip(trees.stamps(4 * rate, rate, start), np.sin(times), strict=True)
+        ]
+        order = np.random.default_rng(0).permutation(len(rows))  # unordered, and some stamps twice
+        text = [rows[i] for i in order] + [f"{rows[i].split(',')[0]},9,9,9" for i in order[:7]]
+        trees.write(tmp_path / sensor / name, "\n".join(text) + "\n")
+    x = read_recording(tmp_path / "gyro_clip" / name, rate=50.0, source="MMAct")
+    assert x.shape == (175, 9)  # from 1.25 to 4.73 s
+    assert np.abs(x - np.sin(1.25 + np.arange(175) / 50)[:, None]).max() < 1e-3
+    recorded = mmact.read_file(tmp_path / "gyro_clip" / name)
+    assert recorded.duplicates == 21
+
+
+def test_mmact_channels_decide_which_sensors_are_read(tmp_path):
+    trees.mmact(tmp_path)
+    six = tuple(f"{sensor}_{axis}" for sensor in ("acc_phone", "gyro") for axis in "xyz")
+    assert load("MMAct", tmp_path, channels=six).channels == six
+    assert len(load("MMAct", tmp_path, channels=mmact.CHANNELS).channels) == 12
+
+
+def test_mmact_names_what_is_wrong(tmp_path):
+    trees.mmact(tmp_path)
+    phone = "acc_phone_clip/subject1/scene1"
+    base = tmp_path / phone
+    text = (base / "session1" / "walking.csv").read_text()
+    trees.write(base / "session1" / "walking.csv", "")
+    trees.write(base / "session4" / "walking.csv", "20180423_15:00:00,1,2\n20180423_15:00:01,1,2\n")
+    trees.write(base / "session5" / "walking.csv", "yesterday,1,2,3\n20180423_15:00:01,1,2,3\n")
+    trees.write(base / "session1" / "flying.csv", text)
+    trees.write(base / "session1" / "CARRYING_LIGHT.csv", text)
+    trees.write(base / "walking.csv", text)
+    (tmp_path / "gyro_clip" / "subject2" / "scene1" / "session1" / "walking.csv").unlink()
+    trees.mmact_file(tmp_path / "gyro_clip" / "subject2" / "scene1" / "session4" / "walking.csv", 50, 50, start=30)
+    data = load("MMAct", tmp_path)
+    assert dict(data.lost) == {
+        "subject1/scene1/session1/walking": "is empty, in acc_phone_clip",
+        "subject1/scene1/session4/walking": "has 3 columns; it may have 4: time, x, y, z, in acc_phone_clip",
+        "subject1/scene1/session5/walking": reason(data, "subject1/scene1/session5/walking"),
+        f"{phone}/session1/flying.csv": "is called 'flying', which is none of the 35 activities",
+        f"{phone}/session1/carrying_light.csv": "has the name of CARRYING_LIGHT.csv, but for case",
+        f"{phone}/walking.csv": "is not in subjectN/sceneN/sessionN",
+        "subject2/scene1/session1/walking": "has no file in gyro_clip",
+        "subject2/scene1/session4/walking": reason(data, "subject2/scene1/session4/walking"),
+    }
+    assert "neither a number nor a date" in reason(data, "subject1/scene1/session5/walking")
+    assert "share no time: one begins 27.51 s after" in reason(data, "subject2/scene1/session4/walking")
+
+
+def test_mmact_without_its_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder acc_phone_clip or acc_watch_clip or gyro_clip"):
+        mmact.find(tmp_path, None)
+    with pytest.raises(DamagedFileError, match=r"walking\.csv has no file in acc_phone_clip"):
+        read_recording(tmp_path / "gyro_clip/subject1/scene1/session1/walking.csv", source="MMAct")

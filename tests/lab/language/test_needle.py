@@ -1,0 +1,254 @@
+"""Right and wrong answers score as they should, stopped runs go on, and the picture shows what was found."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
+
+from muonssm.lab.language.needle import NeedleTest, by_cell, run_needle, table
+from muonssm.lab.language.needle_page import _step, page, picture, write_heatmap
+from muonssm.lab.language.needle_prompts import NEEDLE, NOISE, QUESTION, TASK, NeedleConfig, default_essay, make_needle
+from muonssm.lab.report.svg.colours import INKS, SCALE_DARK, SCALE_LIGHT, contrast, rgb, scale
+
+SMALL = {"lengths": (400, 520), "samples": 12, "answer_tokens": 60, "batch_size": 5}
+
+
+@pytest.fixture(scope="module")
+def words():
+    """Bytes merged to 800 tokens, learnt from prompts and the essay; no token for padding, none for the end."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    text = [default_essay()[:20_000], (TASK + NOISE + NEEDLE + QUESTION) * 100]
+    made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+@pytest.fixture
+def one_thread():
+    """Steps of a tiny model wait for threads longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Reader:
+    """Reads the prompt and says the value of the key that is asked for; wrong where `fails(depth)`."""
+
+    def __init__(self, words, fails=lambda depth: False):
+        self.words, self.fails, self.batches = words, fails, []
+
+    def say(self, prompt):
+        key = re.search(r"What is the special magic \w+ for (\S+) mentioned", prompt)[1]
+        needle = re.search(rf"One of the special magic \w+ for {key} is: (\S+)\.", prompt)
+        depth = needle.start() / prompt.index("\nWhat is")
+        return " nothing" if self.fails(depth) else f" {needle[1].upper()}, as it says."
+
+    def generate(self, input_ids, attention_mask, max_new_tokens, do_sample, num_beams):
+        assert attention_mask.all()
+        assert (do_sample, num_beams) == (False, 1)
+        self.batches.append(tuple(input_ids.shape))
+        answers = [self.words(self.say(self.words.decode(ids)))["input_ids"] for ids in input_ids.tolist()]
+        space = self.words(" ")["input_ids"]
+        longest = max(len(answer) for answer in answers)
+        assert longest <= max_new_tokens
+        new = torch.tensor([answer + space * (longest - len(answer)) for answer in answers])
+        return torch.cat([input_ids, new], dim=1)
+
+
+def test_who_reads_finds_all_and_who_does_not_finds_none(words):
+    reader = Reader(words)
+    result = run_needle(reader, words, NeedleTest(**SMALL), progress=False)
+    assert [(cell["variant"], cell["length"]) for cell in result["cells"]] == [
+        (variant, length) for variant in ("pk", "number", "uuid") for length in (400, 520)
+    ]
+    for cell in result["cells"]:
+        assert cell["score"] == 100.0
+        assert cell["wrong"] == []
+        assert sum(one["samples"] for one in cell["depths"]) == cell["samples"] == 12
+        assert {one["score"] for one in cell["depths"]} <= {100.0, None}
+        assert cell["tokens"] + 60 <= cell["length"]
+    assert max(rows for rows, _ in reader.batches) <= 5
+    assert any(rows > 1 for rows, _ in reader.batches)
+    assert sum(rows for rows, _ in reader.batches) == 6 * 12
+
+    blind = run_needle(Reader(words, fails=lambda depth: True), words, NeedleTest(**SMALL), progress=False)
+    for cell in blind["cells"]:
+        assert cell["score"] == 0.0
+        assert len(cell["wrong"]) == 3
+        assert {one["answer"].strip() for one in cell["wrong"]} == {"nothing"}
+    assert json.loads(json.dumps(blind)) == blind
+
+
+def test_scores_are_by_depth(words):
+    """A reader who forgets the first half of what it read."""
+    test = NeedleTest((1500,), ("number",), samples=40, answer_tokens=60)
+    (cell,) = run_needle(Reader(words, fails=lambda depth: depth < 0.5), words, test, progress=False)["cells"]
+    assert [one["from"] for one in cell["depths"]] == pytest.approx([i / 10 for i in range(10)])
+    assert all(one["samples"] for one in cell["depths"])
+    assert [one["score"] for one in cell["depths"][:4]] == [0.0] * 4
+    assert [one["score"] for one in cell["depths"][6:]] == [100.0] * 4
+    assert cell["score"] == pytest.approx(50, abs=15)
+    assert all(one["depth"] < 0.6 for one in cell["wrong"])
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("special", [{}, {"eos_token": "!"}, {"eos_token": "!", "pad_token": "#"}])
+def test_a_model_of_transformers_answers(words, special):
+    """An untrained model finds nothing; it is left in the mode it was in, and answers are the most likely tokens."""
+    torch.manual_seed(0)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer, **special)
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 2, "intermediate_size": 32}
+    ends = {"eos_token_id": None, "pad_token_id": None, "bos_token_id": None}
+    model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), **sizes, **ends)).train()
+    test = NeedleTest((160,), ("pk",), samples=3, answer_tokens=8, batch_size=2)
+    (cell,) = run_needle(model, tokenizer, test, progress=False)["cells"]
+    assert cell["score"] == 0.0
+    assert model.training
+    model.eval()
+    sample = make_needle(NeedleConfig("pk", 160, 3, 8), tokenizer)[0]
+    ids = tokenizer(sample.prompt, return_tensors="pt")["input_ids"]
+    for _ in range(8):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    said = tokenizer.decode(ids[0, sample.tokens :].tolist(), skip_special_tokens=True)
+    assert cell["wrong"][0]["value"] == sample.answer
+    assert cell["wrong"][0]["answer"] == said
+
+
+def test_a_stopped_run_goes_on(words):
+    whole = run_needle(Reader(words), words, NeedleTest(**SMALL), progress=False)
+    saved = []
+
+    def stop_at_third(result):
+        saved.append(json.loads(json.dumps(result)))
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_needle(Reader(words), words, NeedleTest(**SMALL), save=stop_at_third, progress=False)
+    assert [len(result["cells"]) for result in saved] == [1, 2, 3]
+    rest = Reader(words)
+    again = run_needle(rest, words, NeedleTest(**SMALL), done=saved[-1], progress=False)
+    assert again == whole
+    assert sum(rows for rows, _ in rest.batches) == 3 * 12
+    nothing = Reader(words)
+    assert run_needle(nothing, words, NeedleTest(**SMALL), done=whole, progress=False) == whole
+    assert not nothing.batches
+    more = run_needle(rest, words, NeedleTest((640,), ("pk",), 12, 60), done=whole, progress=False)
+    assert len(more["cells"]) == 7  # other lengths may join; what was there stays
+
+
+def test_cells_of_another_kind_are_not_mixed_in(words):
+    test = NeedleTest((400,), ("pk",), 3, 60)
+    done = run_needle(Reader(words), words, test, progress=False)
+    with pytest.raises(ValueError, match="samples is 4, but the earlier result has 3"):
+        run_needle(Reader(words), words, NeedleTest((400,), ("pk",), 4, 60), done=done)
+    with pytest.raises(ValueError, match=r"essay is '.*', but the earlier result has"):
+        run_needle(Reader(words), words, test, essay="Another essay.", done=done)
+    with pytest.raises(ValueError, match=r"done has \['cells'\]; it may be None, or what save was called with"):
+        run_needle(Reader(words), words, test, done={"cells": []})
+
+
+def test_what_cannot_be_is_refused_before_anything_runs(words):
+    reader = Reader(words)
+    with pytest.raises(ValueError, match="length is 150 with variant 'uuid'"):
+        run_needle(reader, words, NeedleTest((2000, 150), ("uuid",), 3, 60))
+    with pytest.raises(ValueError, match="answer_tokens is 9 with variant 'uuid'"):
+        run_needle(reader, words, NeedleTest((400,), ("pk", "uuid"), 3, 9))
+    assert not reader.batches
+    for settings, message in (
+        ({"lengths": ()}, r"lengths is \(\); it may be a tuple of one or more"),
+        ({"lengths": (400, 400)}, "each once"),
+        ({"lengths": 400}, "lengths is 400; it may be a tuple"),
+        ({"variants": ("pk", "word")}, "variant is 'word'; it may be one of"),
+        ({"variants": "pk"}, "variants is 'pk'; it may be a tuple"),
+        ({"samples": 0}, "samples is 0; it may be an integer >= 1"),
+        ({"batch_size": 0}, "batch_size is 0; it may be an integer >= 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            NeedleTest(**settings)
+
+
+def test_the_table_and_the_note_on_a_short_essay(words):
+    test = NeedleTest((400, 520), ("pk", "number"), 4, 60)
+    result = run_needle(Reader(words), words, test, essay="A short one. It ends.", progress=False)
+    title, head, pk, number, *notes = table(result).splitlines()
+    assert title == "needles found, % of 4 samples"
+    assert head.split() == ["tokens", "400", "520"]
+    assert pk.split() == ["pk", "100.0", "100.0"]
+    assert number.split() == ["number", "100.0", "100.0"]
+    assert [note.split(":")[0] for note in notes] == ["number 400", "number 520"]
+    assert "the essay is shorter than the haystack in 4 of 4 samples" in notes[0]
+    del result["cells"][1]
+    assert table(result).splitlines()[2].split() == ["pk", "100.0", "-"]
+
+
+def made_up():
+    """A result with shares from 0 to 100, a bin without a sample, and a cell that was not run."""
+    cells = []
+    for variant, length in (("pk", 8192), ("pk", 2048), ("uuid", 2048)):
+        shares = [10.0 * i for i in range(9)] + [None]
+        depths = [
+            {"from": i / 10, "to": (i + 1) / 10, "samples": 0 if share is None else 10, "score": share}
+            for i, share in enumerate(shares)
+        ]
+        wrong = [{"key": "a-b", "value": "1234567", "depth": 0.25, "answer": "<script>alert(1)</script>"}]
+        cell = {"variant": variant, "length": length, "samples": 900, "score": 99.8, "depths": depths}
+        cells.append({**cell, "tokens": 1.0, "repeated": 900 if length == 8192 else 0, "wrong": wrong})
+    return {"settings": {"samples": 900, "answer_tokens": 128, "seed": 0, "essay": "-"}, "cells": cells}
+
+
+def test_the_picture_has_a_square_for_every_depth_and_length():
+    result = made_up()
+    tree = ElementTree.fromstring(picture(result, by_cell(result)[0]))
+    tag = "{http://www.w3.org/2000/svg}"
+    squares = [e for e in tree.iter(f"{tag}rect") if re.fullmatch(r"s\d+", e.get("class") or "")]
+    assert len(squares) == 3 * 10  # nine depths with samples, and all together
+    assert len([e for e in tree.iter(f"{tag}rect") if e.get("class") == "none"]) == 3 + 11 + 1  # 1: legend
+    assert [e.get("class") for e in squares[:10]] == [f"s{2 * i}" for i in range(9)] + ["s20"]
+    numbers = [e.text for e in tree.iter(f"{tag}text") if (e.get("class") or "").startswith("value")]
+    assert numbers[:10] == ["0", "10", "20", "30", "40", "50", "60", "70", "80", "99.8"]
+    titles = [e.text for e in tree.iter(f"{tag}title")]
+    assert "pk, 2048 tokens, depth 30% to 40%: 3 of 10 found" in titles
+    assert "uuid, 8192 tokens: no sample" in titles
+    lengths = [e.text for e in tree.iter(f"{tag}text") if e.text in ("2048", "8192")]
+    assert lengths == ["2048", "8192"] * 2
+
+
+def test_the_page_stands_alone_and_shows_text_as_text(tmp_path):
+    path = write_heatmap(made_up(), tmp_path / "needle.html")
+    text = path.read_text()
+    assert text == page(made_up())
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "<script" not in text
+    assert not re.search(r'(src|href)="', text)
+    assert text.count("<figure>") == 2
+    assert text.count(">0% found<") == 1
+    assert "pk, 8192 tokens: the essay is shorter than the haystack in 900 of 900 samples" in text
+    assert ElementTree.parse(write_heatmap(made_up(), str(tmp_path / "needle.svg")))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["needle.html", "needle.svg"]
+    with pytest.raises(ValueError, match=r"path is '.*\.png'; it may end in \.html or \.svg"):
+        write_heatmap(made_up(), tmp_path / "needle.png")
+    empty = {**made_up(), "cells": []}
+    assert "No cell was run." in page(empty)
+    assert ElementTree.fromstring(picture(empty, [])) is not None
+
+
+@pytest.mark.parametrize("stops", [SCALE_LIGHT, SCALE_DARK])
+def test_numbers_can_be_read_on_every_colour(stops):
+    """WCAG asks for a contrast of 4.5; the scale's ends are the colours that were named."""
+    rules = re.findall(r"rect\.s(\d+) \{ fill: (#\w+); \} \.hm text\.s\d+ \{ fill: (#\w+); \}", scale(stops, _step))
+    assert [int(number) for number, _, _ in rules] == list(range(21))
+    assert (rules[0][1], rules[10][1], rules[20][1]) == stops
+    for _, fill, ink in rules:
+        assert ink in INKS
+        assert contrast(rgb(ink), rgb(fill)) >= 4.5
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)

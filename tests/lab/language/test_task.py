@@ -1,0 +1,439 @@
+"""Language as a task: batches of text, of documents kept apart and of instructions, their losses, and the models."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Subset
+
+from muonssm.lab.core.evaluate import evaluate
+from muonssm.lab.core.recipe import Recipe
+from muonssm.lab.core.run_folder import RunFolder
+from muonssm.lab.core.trainer import train
+from muonssm.lab.language.instructions import prompt
+from muonssm.lab.language.prepare import PrepareConfig, prepare
+from muonssm.lab.language.pretrained import load_pretrained
+from muonssm.lab.language.shards import open_tokens
+from muonssm.lab.language.task import LanguageConfig, LanguageModelConfig, LanguageTask
+from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
+from muonssm.ops import Muon
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LENGTH = 40
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "mixer": {"num_heads": 2}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """`text`, documents of 5 to 60 tokens; `rows`, instructions in the same tokens; `other`, in more tokens."""
+    place = tmp_path_factory.mktemp("language")
+    (place / "source").mkdir()
+    for i in range(60):
+        lines = [f"page {i}: the memory keeps line {j} of what it reads.\n" for j in range(1 + i % 3)]
+        (place / "source" / f"{i:02}.txt").write_text("".join(lines))
+    prepare(PrepareConfig(str(place / "source"), vocab_size=300, validation=0.2), place / "text", progress=False)
+    rows = [{"instruction": f"Say {i}", "input": "twice" * (i % 2), "output": f"{i} " * (1 + i % 4)} for i in range(24)]
+    (place / "rows.json").write_text(json.dumps(rows))
+    kind = {"kind": "instructions", "validation": 0.2}
+    source, own = str(place / "rows.json"), str(place / "text")
+    prepare(PrepareConfig(source, tokenizer=own, **kind), place / "rows", progress=False)
+    prepare(PrepareConfig(source, vocab_size=320, **kind), place / "other", progress=False)
+    return place
+
+
+def make(root, source="text", muon=None, model=None, **data):
+    config = LanguageConfig(str(root / source), **{"length": LENGTH if source == "text" else 300, **data})
+    return LanguageTask(config, LanguageModelConfig(**{**SIZES, **(model or {})}), Muon() if muon is None else muon)
+
+
+def build(task, data=None):
+    """A model whose loss depends on what it read: larger weights than those it would start from."""
+    torch.manual_seed(0)
+    model = task.build_model((data or task.prepare()).facts).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
+                parameter.mul_(8)
+    return model
+
+
+def loss_of(model, ids, labels):
+    """The sum over one sequence without anything around it, and how many labels there are."""
+    logits = model(ids[None], use_cache=False).logits[0]
+    return F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum"), int((labels != -100).sum())
+
+
+def mean_alone(model, pairs):
+    """The mean over all labels of sequences that the model reads one by one."""
+    sums, counts = zip(*(loss_of(model, ids, labels) for ids, labels in pairs), strict=True)
+    return torch.stack(sums).sum() / sum(counts)
+
+
+# text
+
+
+def test_text_becomes_blocks_with_the_next_tokens(root):
+    task = make(root)
+    data = task.prepare()
+    tokens = torch.from_numpy(open_tokens(root / "text").train.read(0, 3 * LENGTH + 1).astype("int64"))
+    batch = task.collate([data.train[i] for i in range(3)], training=True)
+    assert set(batch) == {"input_ids", "labels", "shift_labels"}
+    assert torch.equal(batch["input_ids"], tokens[:-1].view(3, LENGTH))
+    assert torch.equal(batch["labels"], tokens[1:].view(3, LENGTH))
+    assert torch.equal(batch["shift_labels"], batch["labels"])
+    assert data.test is None
+    assert data.facts["kind"] == "text"
+    assert data.facts["vocab_size"] == 300
+    assert f"{len(data.train):,} sequences of {LENGTH} to train on" in data.facts["summary"]
+    assert data.facts["tokens_per_item"] == LENGTH
+
+
+def test_the_loss_is_that_of_the_next_tokens(root):
+    task = make(root)
+    data = task.prepare()
+    model = build(task, data)
+    items = [data.train[i] for i in range(3)]
+    wanted = mean_alone(model, [(item["input_ids"], item["labels"]) for item in items])
+    torch.testing.assert_close(model(**task.collate(items, training=True)).loss, wanted)
+
+
+def test_validation_is_on_so_many_items_spread_evenly(root):
+    whole = make(root).prepare().validation
+    n = len(whole)
+    assert n > 4
+    few = make(root, validation_items=3).prepare().validation
+    assert isinstance(few, Subset)
+    assert list(few.indices) == [0, n // 3, 2 * n // 3]
+    assert torch.equal(few[2]["input_ids"], whole[2 * n // 3]["input_ids"])
+    assert len(make(root, validation_items=n + 5).prepare().validation) == n
+    assert len(make(root, "rows", validation_items=2).prepare().validation) == 2
+
+
+def test_scores_follow_from_the_loss(root):
+    task = make(root)
+    assert task.score_loss(math.log(7.0)) == {"perplexity": pytest.approx(7.0), "loss": math.log(7.0)}
+    assert math.isfinite(task.score_loss(1e9)["perplexity"])
+    assert math.isnan(task.score_loss(math.nan)["loss"])
+    assert [metric.higher for metric in task.metrics] == [False, False]
+
+
+# documents kept apart
+
+
+def documents(part):
+    return [torch.from_numpy(part.document(i)[0].astype("int64")) for i in range(part.documents)]
+
+
+def test_documents_of_a_batch_stand_in_one_row_with_bounds(root):
+    task = make(root, keep_apart=True)
+    data = task.prepare()
+    batch = task.collate([data.train[i] for i in (4, 1, 2)], training=True)
+    bounds, inputs, labels = batch["cu_seq_lens_q"].tolist(), batch["input_ids"], batch["labels"]
+    assert inputs.shape == labels.shape == batch["position_ids"].shape == (1, 3 * LENGTH)
+    assert torch.equal(batch["shift_labels"], labels)
+    assert (bounds[0], bounds[-1]) == (0, 3 * LENGTH)
+    assert bounds == sorted(set(bounds))
+    assert {LENGTH, 2 * LENGTH} < set(bounds), "blocks are apart too, and documents end between their ends"
+    known = [document.tolist() for document in documents(open_tokens(root / "text").train)]
+    eos = data.facts["eos_token_id"]
+    for start, stop in pairwise(bounds):
+        assert batch["position_ids"][0, start:stop].tolist() == list(range(stop - start))
+        piece = inputs[0, start:stop].tolist()
+        assert any(piece == text[i : i + len(piece)] for text in known for i in range(len(text))), "of one document"
+        assert labels[0, start : stop - 1].tolist() == piece[1:]
+        assert eos not in piece[:-1]
+        if piece[-1] == eos:
+            assert labels[0, stop - 1] == -100, "the next document is not to be known from this one"
+        else:
+            assert stop % LENGTH == 0
+            assert labels[0, stop - 1] != -100
+
+
+@pytest.mark.parametrize("model", [{}, {"ssm_every": 2}, {"backbone": "mamba", "mixer": {}}], ids=str)
+def test_the_loss_of_a_row_is_the_mean_over_documents_alone(root, model):
+    task = make(root, keep_apart=True, model=model)
+    data = task.prepare()
+    network = build(task, data)
+    items = [data.train[i] for i in range(4)]
+    batch = task.collate(items, training=True)
+    bounds = batch["cu_seq_lens_q"].tolist()
+    pairs = [(batch["input_ids"][0, i:j], batch["labels"][0, i:j]) for i, j in pairwise(bounds)]
+    wanted = mean_alone(network, pairs)
+    torch.testing.assert_close(network.train()(**batch).loss, wanted, atol=1e-5, rtol=1e-5)
+    network.eval()
+    together = [(item["input_ids"], item["labels"]) for item in items]
+    assert abs(mean_alone(network, together).item() - wanted.item()) > 1e-4, "documents would see each other"
+
+
+# instructions
+
+
+def test_instructions_are_asked_for_their_response_alone(root):
+    task = make(root, "rows")
+    data = task.prepare()
+    tokenizer = open_tokens(root / "rows").load_tokenizer()
+    rows = json.loads((root / "rows.json").read_text())
+    texts = {prompt(row["instruction"], row["input"]): row["output"] for row in rows}
+    assert len(data.train) + len(data.validation) == len(rows)
+    for part in (data.train, data.validation):
+        for i in range(len(part)):
+            ids, labels = part[i]["input_ids"], part[i]["labels"]
+            first = int((labels != -100).nonzero()[0])
+            asked = tokenizer.decode(ids[: first + 1])
+            assert tokenizer.decode(labels[first:-1]) == texts.pop(asked)
+            assert labels[-1] == tokenizer.eos_token_id
+            assert (labels[:first] == -100).all()
+            assert torch.equal(labels[first:-1], ids[first + 1 :])
+    assert not texts
+    assert data.facts["kind"] == "instructions"
+    mean = sum(len(data.train[i]["input_ids"]) + 1 for i in range(len(data.train))) / len(data.train)
+    assert data.facts["tokens_per_item"] == pytest.approx(mean)
+
+
+def test_a_padded_batch_has_the_mean_over_the_labels_of_its_examples(root):
+    task = make(root, "rows")
+    data = task.prepare()
+    model = build(task, data)
+    items = [data.train[i] for i in range(6)]
+    counts = {int((item["labels"] != -100).sum()) for item in items}
+    assert len(counts) > 1, "with equal counts a mean of means would pass"
+    batch = task.collate(items, training=True)
+    assert batch["attention_mask"].sum(dim=1).tolist() == [len(item["input_ids"]) for item in items]
+    assert batch["input_ids"].shape[1] % 8 == 0
+    wanted = mean_alone(model, [(item["input_ids"], item["labels"]) for item in items])
+    torch.testing.assert_close(model(**batch).loss, wanted, atol=1e-5, rtol=1e-5)
+    in_parts = torch.stack([model(**task.collate([item], training=True), num_items_in_batch=batch_labels(batch)).loss
+                            for item in items]).sum()  # fmt: skip
+    torch.testing.assert_close(in_parts, wanted, atol=1e-5, rtol=1e-5)
+
+
+def batch_labels(batch):
+    return (batch["shift_labels"] != -100).sum()
+
+
+def test_examples_of_one_length_are_not_padded_and_long_ones_are_cut(root):
+    task = make(root, "rows")
+    data = task.prepare()
+    alone = task.collate([data.train[0]], training=False)
+    assert set(alone) == {"input_ids", "labels", "shift_labels"}
+    assert alone["input_ids"].shape == (1, len(data.train[0]["input_ids"]))
+    longest = max(len(data.train[i]["input_ids"]) for i in range(len(data.train)))
+    cut = make(root, "rows", length=longest - 2).prepare().train
+    assert max(len(cut[i]["input_ids"]) for i in range(len(cut))) == longest - 2
+    with pytest.raises(ValueError, match=r"length is 20, and no example of .*rows .train. fits: the shortest prompt"):
+        make(root, "rows", length=20).prepare()
+
+
+# models
+
+
+def test_a_new_model_knows_its_data(root):
+    task = make(root, muon=Muon(gamma=0.5), model={"momentum": "per_head", "dropout": 0.1})
+    data = task.prepare()
+    model = task.build_model(data.facts)
+    config = model.config
+    assert (config.vocab_size, config.eos_token_id, config.bos_token_id) == (300, 0, 0)
+    assert config.max_position_embeddings == LENGTH
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (32, 2, 48)
+    assert config.build_muon() == Muon(gamma=0.5)
+    assert (config.momentum, config.dropout, config.mixer) == ("per_head", 0.1, {"num_heads": 2})
+    assert config.architectures == ["MuonSSMForCausalLM"]
+
+
+def test_a_preset_has_its_sizes_and_what_is_set_beside():
+    config = LanguageModelConfig(preset="170m", backbone="longhorn", momentum="per_step", dropout=0.2)
+    built = config.build(Muon(gamma=0.7), vocab_size=1234, eos_token_id=3)
+    assert (built.hidden_size, built.intermediate_size, built.num_hidden_layers) == (672, 6144, 10)
+    assert (built.vocab_size, built.eos_token_id, built.backbone) == (1234, 3, "longhorn")
+    assert (built.momentum, built.dropout, built.build_muon()) == ("per_step", 0.2, Muon(gamma=0.7))
+    assert set(built.layer_types) == {"linear_attention"}
+    assert config.build(Muon()).vocab_size == 32000
+    hybrid = LanguageModelConfig(preset="170m", ssm_every=2).build(Muon())
+    assert hybrid.layer_types == ["linear_attention", "sliding_attention"] * 5
+
+
+def test_plain_differs_by_the_memory_update_alone(root):
+    task = make(root, model={"momentum": "per_head"})
+    plain = task.plain()
+    assert plain.muon == Muon.off()
+    assert (plain.model.momentum, plain.data, plain.model.hidden_size) == ("fixed", task.data, 32)
+    one, two = (build(t).state_dict() for t in (make(root), make(root).plain()))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def saved(root):
+    """A model with the tokenizer of the data beside it, as a finished run has them."""
+    task = make(root)
+    data = task.prepare()
+    model = build(task, data)
+    model.save_pretrained(root / "saved")
+    for file in task.companions(data.facts):
+        (root / "saved" / file.name).write_bytes(file.read_bytes())
+    return model
+
+
+def test_a_run_starts_from_the_weights_and_sizes_of_another(root, saved):
+    task = make(root, "rows", muon=Muon(gamma=0.3), model={"start": str(root / "saved"), "hidden_size": 64})
+    model = task.build_model(task.prepare().facts)
+    assert model.config.hidden_size == 32
+    assert model.config.build_muon() == Muon(gamma=0.3)
+    weights = saved.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_start_with_another_tokenizer_is_refused(root, saved):
+    task = make(root, "other", model={"start": str(root / "saved")})
+    data = task.prepare()
+    assert data.facts["vocab_size"] == 320
+    with pytest.raises(ValueError, match="with 300 tokens, and the data has 320; prepare the data with the tokenizer"):
+        task.build_model(data.facts)
+
+
+def test_what_belongs_beside_the_weights_loads_with_them(root, saved):
+    model, tokenizer = load_pretrained(root / "saved")
+    assert tokenizer.eos_token_id == model.config.eos_token_id
+    before = open_tokens(root / "text").load_tokenizer()
+    assert tokenizer("the memory")["input_ids"] == before("the memory")["input_ids"]
+    first, second = (list(make(root).show(root / "saved")) for _ in range(2))
+    assert first == second
+    assert len(first) == 1
+    assert first[0].startswith("--- sample ---\n")
+    assert len(first[0]) > 20
+
+
+def test_the_network_is_what_transformers_registers(root):
+    assert isinstance(make(root).build_model(make(root).prepare().facts), MuonSSMForCausalLM)
+    assert isinstance(LanguageModelConfig(**SIZES).build(Muon(), vocab_size=300), MuonSSMConfig)
+    assert make(root).title == "gated_deltanet on text"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": ""}, "source is ''; it may be 'stdlib' or a folder of `muonssm prepare`"),
+        ({"length": 1}, "length is 1; it may be an integer >= 2"),
+        ({"length": True}, "length is True"),
+        ({"vocab_size": 100}, "vocab_size is 100; it may be an integer >= 257"),
+        ({"validation_items": -1}, "validation_items is -1; it may be an integer >= 0"),
+        ({"keep_apart": "yes"}, "keep_apart is 'yes'; it may be True or False"),
+    ],
+)
+def test_what_is_wrong_with_the_data_is_said(change, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageConfig(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"preset": "9b"}, r"preset is '9b'; it may be None or one of \('170m',\)"),
+        ({"backbone": "lstm"}, "backbone is 'lstm'; it may be one of"),
+        ({"hidden_size": 0}, "hidden_size is 0; it may be an integer >= 1"),
+        ({"intermediate_size": -1}, "intermediate_size is -1; it may be an integer >= 0"),
+        ({"ssm_every": 0}, "ssm_every is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"mixer": 3}, "mixer is 3; it may be a dict"),
+    ],
+)
+def test_what_is_wrong_with_the_model_is_said(change, message):
+    with pytest.raises(ValueError, match=message):
+        LanguageModelConfig(**change)
+
+
+def test_blocks_need_enough_tokens(root):
+    with pytest.raises(ValueError, match="length is 100000, for which a block has 100001 tokens"):
+        make(root, length=100_000).prepare()
+    with pytest.raises(ValueError, match="fold is 1"):
+        make(root).on_fold(1)
+
+
+SMALL = ["model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2", "model.mixer={num_heads=2}",
+         "training.steps=2", "training.evaluate_every=1", "training.batch_size=4"]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_packed_documents_are_apart_in_evaluation_too(root, given):
+    task = make(root, keep_apart=True, model={"ssm_every": 2})
+    data = task.prepare()
+    network = build(task, data)
+    batch = task.collate([data.train[i] for i in range(4)], training=True)
+    wanted = network.train()(**batch).loss
+    if not given:
+        del batch["position_ids"]
+    torch.testing.assert_close(network.eval()(**batch).loss, wanted)
+    with pytest.raises(ValueError, match="cu_seq_lens_q is given with a cache"):
+        network(**batch, use_cache=True)
+
+
+@pytest.mark.parametrize("source", ["text", "rows"])
+def test_a_run_is_scored_again_with_the_same_mean(root, tmp_path, source):
+    length = "data.length=40" if source == "text" else "data.length=300"
+    changes = [f"data.source={root / source}", length, "data.keep_apart=true", "data.validation_items=5", *SMALL]
+    metrics = train(Recipe.load("language-demo", changes), tmp_path / "run")
+    assert evaluate(tmp_path / "run")["validation"]["loss"] == pytest.approx(metrics["validation"]["loss"], rel=1e-6)
+
+
+def test_smoothed_labels_are_weighed_the_same_in_parts(root, tmp_path):
+    curves = []
+    for parts in (1, 4):
+        changes = [f"data.source={root / 'rows'}", "data.length=300", "training.label_smoothing=0.1", *SMALL]
+        run = tmp_path / str(parts)
+        train(Recipe.load("language-demo", [*changes, f"training.accumulation={parts}"]), run)
+        curves.append([row["loss"] for row in RunFolder(run).read("history.json") if "loss" in row])
+    assert curves[0] == pytest.approx(curves[1], abs=1e-4)
+
+
+def test_a_start_that_does_not_fit_is_refused(root, saved, tmp_path):
+    rows = [{"instruction": f"Add {i}", "output": f"{i} and zebras"} for i in range(20)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    config = PrepareConfig(str(tmp_path / "rows.json"), kind="instructions", vocab_size=300, validation=0.2)
+    prepare(config, tmp_path / "tokens", progress=False)
+    task = make(tmp_path, "tokens", model={"start": str(root / "saved")})
+    data = task.prepare()
+    assert data.facts["vocab_size"] == 300
+    with pytest.raises(ValueError, match="whose tokenizer is not that of the data; prepare the data"):
+        task.build_model(data.facts)
+    with pytest.raises(ValueError, match=r"model.start is 'nowhere', which has no config.json"):
+        make(root, "rows", model={"start": "nowhere"}).build_model(data.facts)
+    learned = make(root, model={"momentum": "per_head"})
+    build(learned).save_pretrained(tmp_path / "learned")
+    with pytest.raises(ValueError, match=r"with model.momentum 'per_head', whose weights would be lost"):
+        make(root, model={"start": str(tmp_path / "learned")}).build_model(learned.prepare().facts)
+
+
+def test_a_tuned_run_needs_its_start_no_more_and_knows_its_length(root, saved, tmp_path):
+    saved.save_pretrained(tmp_path / "start")
+    changes = [f"data.source={root / 'rows'}", "data.length=300", f"model.start={tmp_path / 'start'}", *SMALL[4:]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics = train(Recipe.load("language-demo", changes), tmp_path / "run")
+    (tmp_path / "start").rename(tmp_path / "gone")
+    assert evaluate(tmp_path / "run")["validation"]["loss"] == pytest.approx(metrics["validation"]["loss"], rel=1e-6)
+    assert RunFolder(tmp_path / "run").load_model()[2].config.max_position_embeddings == 300
+    task = make(root, "rows", model={"start": str(tmp_path / "gone")}).plain()
+    with pytest.warns(UserWarning, match="here it goes on with Muon"):
+        task.build_model(task.prepare().facts)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("language-demo", "model.mixer={foo=1}", "in model: foo is not an argument of GatedDeltaNet"),
+        ("recall", "model.mixer={foo=1}", "in model: foo is not an argument of GatedDeltaNet"),
+        ("language-demo", "model.hidden_size=abc", "in model: hidden_size is 'abc'; it may be an integer >= 1"),
+        ("pretrain-170m", "model.hidden_size=8", "in model: hidden_size is 8; with a preset it may be left out"),
+        ("pretrain-170m", "model.ssm_every=3", "in model: ssm_every is 3; with a preset it may be 1 or 2"),
+    ],
+)
+def test_odd_settings_are_said(recipe, change, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.load(recipe, [change])
+    Recipe.load("language-demo", ["model.hidden_size=200", "model.ssm_every=2", "model.mixer={num_heads=2}"])
+    Recipe.load("recall", ["data.kind=induction"])

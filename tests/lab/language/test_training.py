@@ -1,0 +1,256 @@
+"""Language runs: on one process or several, killed and resumed, tuned, compared; what transformers loads of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from muonssm.cli import main
+from muonssm.lab.core.evaluate import evaluate
+from muonssm.lab.core.recipe import Recipe
+from muonssm.lab.core.run_folder import RunFolder
+from muonssm.lab.core.trainer import train
+from muonssm.lab.language.prepare import PrepareConfig, prepare
+
+SIZES = [
+    "data.length=24", "model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2",
+    "model.mixer={num_heads=2}", "training.steps=6", "training.evaluate_every=3", "training.batch_size=8",
+    "training.learning_rate=0.01",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A small prepared folder: numbered sentences, which a model can learn something of."""
+    place = tmp_path_factory.mktemp("language")
+    (place / "text").mkdir()
+    for i in range(12):
+        lines = [f"step {j} of page {i}: the memory keeps what it reads and reads what it keeps.\n" for j in range(12)]
+        (place / "text" / f"{i:02}.txt").write_text("".join(lines))
+    config = PrepareConfig(str(place / "text"), vocab_size=300, validation=0.2)
+    prepare(config, place / "tokens", progress=False)
+    return place / "tokens"
+
+
+@pytest.fixture(scope="module")
+def changes(tokens):
+    return [*SIZES, f"data.source={tokens}"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, changes):
+    """An undisturbed run on one process."""
+    output = tmp_path_factory.mktemp("runs") / "alone"
+    return output, train(Recipe.load("language-demo", changes), output)
+
+
+def curve(run):
+    """Training and validation losses in order."""
+    rows = RunFolder(run).read("history.json")
+    return [row[key] for row in rows for key in ("loss", "validation_loss") if key in row]
+
+
+def command(changes, output, *more):
+    found = ["train", "language-demo", "--output", str(output), *more]
+    for change in changes:
+        found += ["--set", change]
+    return found
+
+
+def torchrun(arguments, processes=2):
+    """The same command on several processes over gloo."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, "-m", "muonssm", *arguments], env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_transformers_loads_it(alone):
+    output, metrics = alone
+    losses = curve(output)
+    assert losses[-1] < losses[0] - 0.05
+    assert metrics["validation"]["perplexity"] == pytest.approx(torch.tensor(losses[-1]).exp().item(), rel=1e-5)
+    model = AutoModelForCausalLM.from_pretrained(output)
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    ids = tokenizer("the memory", return_tensors="pt").input_ids
+    assert model.generate(ids, max_new_tokens=4, do_sample=False).shape[1] == ids.shape[1] + 4
+    assert tokenizer.eos_token_id == model.config.eos_token_id
+    assert evaluate(output)["validation"]["loss"] == pytest.approx(metrics["validation"]["loss"], rel=1e-6)
+    rows = RunFolder(output).read("timing.json")
+    assert rows[-1]["step"] == 6
+    assert rows[-1]["tokens_per_second"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path, way):
+    """The same global batch; then as if killed after the first checkpoint."""
+    run = tmp_path / way
+    arguments = command([*changes, f"training.distributed={way}"], run)
+    torchrun(arguments)
+    whole = curve(run)
+    assert whole == pytest.approx(curve(alone[0]), abs=1e-4)
+    for name, tensor in load_file(run / "model.safetensors").items():
+        torch.testing.assert_close(tensor, load_file(alone[0] / "model.safetensors")[name], atol=1e-4, rtol=1e-3)
+    metrics = RunFolder(run).read("metrics.json")
+    for path in (
+        run / "metrics.json",
+        run / "model.safetensors",
+        *(run / "checkpoints" / "checkpoint-6").glob("*.json"),
+    ):
+        path.unlink()
+    torchrun([*arguments, "--resume"])
+    assert curve(run) == whole
+    assert RunFolder(run).read("metrics.json") == metrics
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_gives_the_same_curve(alone, changes, tmp_path):
+    """kill -9 between two checkpoints."""
+    run = tmp_path / "killed"
+    code = (
+        "import sys, time; from muonssm.models.language import MuonSSMForCausalLM as C; f = C.forward\n"
+        "def slow(self, *a, **k): time.sleep(0.2); return f(self, *a, **k)\n"
+        "C.forward = slow; from muonssm.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen([sys.executable, "-c", code, *command(changes, run)], env=environment)
+    state, end = run / "checkpoints" / "checkpoint-3" / "trainer_state.json", time.monotonic() + 200
+    while not state.is_file() and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not RunFolder(run).is_over
+    metrics = train(Recipe.load("language-demo", changes), run, resume=True)
+    assert curve(run) == curve(alone[0])
+    assert metrics == alone[1]
+
+
+@pytest.mark.slow
+def test_batches_in_parts_and_documents_kept_apart(alone, changes, tmp_path):
+    train(Recipe.load("language-demo", [*changes, "training.accumulation=4"]), tmp_path / "parts")
+    assert curve(tmp_path / "parts") == pytest.approx(curve(alone[0]), abs=1e-4)
+    train(Recipe.load("language-demo", [*changes, "data.keep_apart=true"]), tmp_path / "apart")
+    assert curve(tmp_path / "apart") != pytest.approx(curve(alone[0]), abs=1e-4)
+    train(Recipe.load("language-demo", [*changes, "training.checkpointing=true"]), tmp_path / "again")
+    assert curve(tmp_path / "again") == pytest.approx(curve(alone[0]), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_bfloat16_is_close(changes, tmp_path):
+    """At a learning rate that does not blow up what the first steps round off."""
+    for precision in ("float32", "bfloat16"):
+        change = [*changes, f"training.precision={precision}", "training.learning_rate=0.001"]
+        train(Recipe.load("language-demo", change), tmp_path / precision)
+    one, other = curve(tmp_path / "float32"), curve(tmp_path / "bfloat16")
+    assert one == pytest.approx(other, abs=0.01)
+    assert one != other
+
+
+@pytest.mark.slow
+def test_a_run_is_tuned_on_instructions(alone, changes, tmp_path):
+    rows = [{"instruction": f"Say {n}", "input": "", "output": f"{n} it is"} for n in range(40)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    config = PrepareConfig(str(tmp_path / "rows.json"), kind="instructions", tokenizer=str(alone[0]), validation=0.2)
+    prepare(config, tmp_path / "tokens", progress=False)
+    tuned = [f"data.source={tmp_path / 'tokens'}", f"model.start={alone[0]}", "data.length=160", "training.epochs=2",
+             "training.batch_size=8", "training.accumulation=2", "training.learning_rate=0.01",
+             "training.precision=float32"]  # fmt: skip
+    metrics = train(Recipe.load("sft-alpaca", tuned), tmp_path / "tuned")
+    history = RunFolder(tmp_path / "tuned").read("history.json")
+    assert history[-1]["validation_loss"] < history[0]["validation_loss"]
+    assert metrics["validation"]["loss"] == pytest.approx(history[-1]["validation_loss"])
+    before = load_file(alone[0] / "model.safetensors")
+    after = load_file(tmp_path / "tuned" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+def test_commands_on_a_run(alone, tmp_path, capsys):
+    run = str(alone[0])
+    assert main(["generate", run, "the memory", "--max-new-tokens", "5", "--seed", "1"]) == 0
+    assert capsys.readouterr().out.startswith("the memory")
+    for wrong, told in (
+        (["x", "--top-p", "2"], "top_p is 2.0; it may be"),
+        (["the memory " * 99], "or any number with --b"),
+    ):
+        assert main(["generate", run, *wrong]) == 2
+        said = capsys.readouterr()
+        assert told in said.err
+        assert said.out == ""
+    assert main(["generate", run, "the memory " * 99, "--beyond", "--max-new-tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("the memory the memory")
+    small = ["--lengths", "700", "--variants", "pk", "--samples", "2", "--answer-tokens", "20"]
+    assert main(["needle", run, *small]) == 0
+    assert "pk" in capsys.readouterr().out
+    assert (alone[0] / "needle.html").is_file()
+    assert main(["needle", run, *small]) == 2
+    assert "--resume keeps it" in capsys.readouterr().err
+    (tmp_path / "essay").write_bytes(b"caf\xe9")
+    assert main(["needle", run, "--essay", str(tmp_path / "essay")]) == 2
+    assert "which is not UTF-8" in capsys.readouterr().err
+    assert main(["predict", run, "x.csv"]) == 2
+    assert "a run of language; it may be a run of activity" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["generate", str(tmp_path / "empty"), "x"]) == 2
+    assert "which has no config.json" in capsys.readouterr().err
+    assert main(["prepare", str(tmp_path / "empty"), "--output", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_plain_and_muon_are_compared_by_perplexity(changes, tmp_path, capsys):
+    arguments = ["compare", "language-demo", "--output", str(tmp_path / "compare")]
+    for change in [*changes, "training.steps=3"]:
+        arguments += ["--set", change]
+    assert main(arguments) == 0
+    assert "muon minus plain, perplexity" in capsys.readouterr().out
+    page = (tmp_path / "compare" / "report.html").read_text()
+    assert "validation perplexity" in page
+    assert "Confusion" not in page
+    assert main([*arguments, "--seeds", "2", "--resume"]) == 0
+    assert "over 2 paired runs" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_said(changes, tokens, tmp_path):
+    with pytest.raises(
+        ValueError, match="batch_size is 8; with 1 processes and accumulation = 3 it may be a multiple of 3"
+    ):
+        train(Recipe.load("language-demo", [*changes, "training.accumulation=3"]), tmp_path / "run")
+    with pytest.raises(ValueError, match="no folder; it may be one with prepared tokens"):
+        train(Recipe.load("language-demo", [*changes, f"data.source={tmp_path / 'no'}"]), tmp_path / "run")
+    with pytest.raises(ValueError, match="in model: preset is '9b'"):
+        Recipe.load("pretrain-170m", ["model.preset=9b"])
+    with pytest.raises(ValueError, match="task is 'poetry'"):
+        Recipe.from_dict({"task": "poetry"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipes_are_the_papers():
+    recipe = Recipe.load("pretrain-170m")
+    t, config = recipe.training, recipe.task.model.build(recipe.task.muon)
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (672, 6144, 10)
+    assert config.vocab_size == 32000
+    assert (t.steps, t.batch_size, recipe.task.data.length) == (4768, 512, 4096)
+    assert (t.learning_rate, t.final_rate, t.warmup) == (1e-3, 0.1, 0.01)
+    assert (t.beta1, t.beta2, t.weight_decay, t.clip) == (0.9, 0.95, 0.1, 1.0)
+    assert (t.seed, t.precision) == (3407, "bfloat16")
+    tuning = Recipe.load("sft-alpaca")
+    t = tuning.training
+    assert (t.epochs, t.batch_size, t.learning_rate, t.warmup) == (3, 128, 2e-5, 0.03)
+    assert tuning.task.data.length == 2048

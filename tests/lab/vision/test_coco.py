@@ -1,0 +1,205 @@
+"""COCO's format: what Mask R-CNN gets, how it is shown, and files that do not fit together."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask as coding
+
+from muonssm.lab.vision.coco import CocoImages, CocoView, fitting, mirror, resize
+from muonssm.lab.vision.image_files import DamagedImageError
+
+from . import pictures
+
+
+def rle(height, width, rows, columns):
+    mask = np.zeros((height, width), dtype=np.uint8, order="F")
+    mask[rows, columns] = 1
+    encoded = coding.encode(mask)
+    return {"size": encoded["size"], "counts": encoded["counts"].decode()}
+
+
+def content():
+    """Two images of 20 x 30 and one of 10 x 10 with nothing on it; ids with gaps."""
+    square = {"image_id": 3, "iscrowd": 0}
+    return {
+        "images": [
+            {"id": 9, "file_name": "b.png", "height": 10, "width": 10},
+            {"id": 3, "file_name": "a.png", "height": 20, "width": 30},
+            {"id": 12, "file_name": "c.png", "height": 20, "width": 30},
+        ],
+        "categories": [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}],
+        "annotations": [
+            # a polygon of 6 x 4 pixels, and a mask of 5 x 10
+            {**square, "id": 1, "category_id": 90, "bbox": [4, 2, 6, 4], "area": 24,
+             "segmentation": [[4, 2, 10, 2, 10, 6, 4, 6]]},
+            {**square, "id": 2, "category_id": 7, "bbox": [20, 10, 10, 5], "area": 50,
+             "segmentation": rle(20, 30, slice(10, 15), slice(20, 30))},
+            {**square, "id": 3, "category_id": 7, "bbox": [0, 0, 30, 20], "area": 600, "iscrowd": 1,
+             "segmentation": {"size": [20, 30], "counts": [0, 600]}},
+            {**square, "id": 4, "category_id": 7, "bbox": [5, 5, 0, 8], "area": 0,
+             "segmentation": [[5, 5, 5, 13, 5, 9]]},
+            {"image_id": 12, "id": 5, "category_id": 7, "bbox": [-5, -2, 10, 8], "area": 30, "iscrowd": 0,
+             "segmentation": rle(20, 30, slice(0, 6), slice(0, 5))},
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes annotations, and the three images; opens them."""
+    pictures.save(tmp_path / "images" / "a.png", pictures.picture(20, 30))
+    pictures.save(tmp_path / "images" / "b.png", pictures.picture(10, 10))
+    pictures.save(tmp_path / "images" / "c.png", pictures.picture(20, 30, seed=1))
+
+    def write(annotations=None, **settings):
+        (tmp_path / "a.json").write_text(json.dumps(content() if annotations is None else annotations))
+        return CocoImages(tmp_path / "a.json", tmp_path / "images", **settings)
+
+    return write
+
+
+def test_a_target_is_as_mask_r_cnn_wants_it(make, capsys):
+    data = make()
+    assert data.image_ids == [3, 9, 12]
+    assert data.classes == ("cat", "dog")
+    assert data.category_ids == (7, 90)
+    image, target = data[0]
+    assert image.shape == (3, 20, 30)
+    assert image.dtype == torch.float32
+    assert torch.equal(
+        (image * 255).round().byte().permute(1, 2, 0), torch.from_numpy(np.array(pictures.picture(20, 30)))
+    )
+    assert target["boxes"].tolist() == [[4, 2, 10, 6], [20, 10, 30, 15]]
+    assert target["labels"].tolist() == [2, 1]
+    assert target["masks"].shape == (2, 20, 30)
+    assert target["masks"].sum((1, 2)).tolist() == [24, 50]
+    assert target["masks"][0, 2:6, 4:10].all()
+    assert target["masks"][1, 10:15, 20:30].all()
+    assert target["area"].tolist() == [24, 50]
+    assert (target["image_id"].item(), target["iscrowd"].tolist()) == (3, [0, 0])
+    dtypes = {name: value.dtype for name, value in target.items()}
+    assert dtypes == {
+        "boxes": torch.float32, "labels": torch.int64, "masks": torch.uint8, "area": torch.float32,
+        "iscrowd": torch.int64, "image_id": torch.int64,
+    }  # fmt: skip
+    assert (data.crowds, data.degenerate) == (1, 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_boxes_end_where_the_image_does(make):
+    assert make()[2][1]["boxes"].tolist() == [[0, 0, 5, 6]]
+
+
+def test_an_image_with_nothing_on_it(make):
+    target = make()[1][1]
+    assert target["boxes"].shape == (0, 4)
+    assert target["masks"].shape == (0, 10, 10)
+    assert make(drop_empty=True).image_ids == [3, 12]
+    image, target = make(view=CocoView(short=20, flip=1.0))[1]
+    assert image.shape == (3, 20, 20)
+    assert target["masks"].shape == (0, 20, 20)
+
+
+def test_mirrored_boxes_fit_mirrored_masks(make):
+    image, target = make()[0]
+    mirrored, found = mirror(image, target)
+    assert mirrored.equal(image.flip(2))
+    assert found["boxes"].tolist() == [[20, 2, 26, 6], [0, 10, 10, 15]]
+    assert found["masks"][0, 2:6, 20:26].all()
+    again = mirror(mirrored, found)
+    assert again[0].equal(image)
+    assert all(again[1][name].equal(target[name]) for name in target)
+
+
+def test_resized_boxes_fit_resized_masks(make):
+    image, target = make()[0]
+    larger, found = resize(image, target, (40, 60))
+    assert larger.shape == (3, 40, 60)
+    assert found["boxes"].tolist() == [[8, 4, 20, 12], [40, 20, 60, 30]]
+    assert found["masks"].sum((1, 2)).tolist() == found["area"].tolist() == [96, 200]
+    assert found["masks"][0, 4:12, 8:20].all()
+
+
+@pytest.mark.parametrize(
+    ("size", "short", "longest", "expected"),
+    [
+        ((20, 30), 40, 100, (40, 60)),
+        ((30, 20), 40, 50, (50, 33)),
+        ((480, 640), 800, 1333, (800, 1067)),
+        ((100, 500), 800, 1333, (267, 1333)),
+    ],
+)
+def test_the_longer_side_is_bounded(size, short, longest, expected):
+    assert fitting(size, short, longest) == expected
+
+
+def test_a_view_draws_from_torch(make):
+    data = make(view=CocoView(short=(20, 24, 28), longest=42, flip=0.5))
+    torch.manual_seed(0)
+    first = [data[0] for _ in range(20)]
+    torch.manual_seed(0)
+    again = [data[0] for _ in range(20)]
+    assert all(one[0].equal(other[0]) for one, other in zip(first, again, strict=True))
+    assert {image.shape[1] for image, _ in first} == {20, 24, 28}
+    lefts = {round(float(target["boxes"][1, 0]) / image.shape[2], 3) for image, target in first}
+    assert lefts == {0.0, 0.667}
+
+
+def test_files_that_are_missing_or_of_another_size(make, tmp_path):
+    data = make()
+    pictures.save(tmp_path / "images" / "a.png", pictures.picture(20, 31))
+    with pytest.raises(DamagedImageError, match=r"a.png is 20 x 31, and .*a.json says it is 20 x 30"):
+        data[0]
+    (tmp_path / "images" / "b.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"b.png is missing, and .*a.json has it as image 9"):
+        make()
+    with pytest.raises(FileNotFoundError, match="images is 'nowhere', which is no folder"):
+        CocoImages(tmp_path / "a.json", "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"none.json is missing"):
+        CocoImages(tmp_path / "none.json", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("categories"), "a.json has no list of categories"),
+        (lambda c: c["images"][0].pop("height"), "a.json has no 'height' in number 0 of images"),
+        (lambda c: c["images"].clear(), "a.json has no images; it may have one or more"),
+        (lambda c: c["annotations"][1].update(category_id=5), "annotation 2 with category_id 5, which is not"),
+        (lambda c: c["annotations"][1].update(image_id=5), "annotation 2 with image_id 5, which is not in images"),
+        (lambda c: c["annotations"][1].update(id=1), "has id 1 2 times in annotations"),
+        (lambda c: c["annotations"][0].pop("segmentation"), "has annotation 1 without a segmentation"),
+    ],
+)  # fmt: skip
+def test_annotations_that_do_not_fit_together(make, change, message):
+    annotations = content()
+    change(annotations)
+    with pytest.raises(ValueError, match=message):
+        make(annotations)
+
+
+def test_no_json_and_no_annotations(make, tmp_path):
+    make()
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match=r"a.json is no JSON file"):
+        CocoImages(tmp_path / "a.json", tmp_path / "images")
+    with pytest.raises(ValueError, match=r"a.json has no annotations to learn from"):
+        make({**content(), "annotations": []}, drop_empty=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"short": ()}, r"short is \(\); it may be None or one or more integers > 0"),
+        ({"short": (0,)}, r"short is \(0,\)"),
+        ({"short": 800, "longest": 700}, "longest is 700; it may be an integer >= 800"),
+        ({"flip": 2}, r"flip is 2; it may be in \[0, 1\]"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CocoView(**settings)

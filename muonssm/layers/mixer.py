@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.ops import MemoryState, Muon
 
 from .modules import RMSNorm, ShortConvolution
@@ -161,7 +161,7 @@ class Mixer(nn.Module, ABC):
 
 def check_size(name: str, value: int, divides: tuple[str, int] | None = None) -> int:
     """A positive integer, which divides another size if told so."""
-    if not is_whole(value, 1):
+    if not is_int(value, 1):
         raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
     if divides is not None and divides[1] % value:
         raise ValueError(f"{name} is {value}; it may be a divisor of {divides[0]} = {divides[1]}")

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.layers import BACKBONES, MixerState, build_mixer
 from muonssm.layers.longhorn import FORMS
 from muonssm.layers.momentum import KINDS as MOMENTA
@@ -58,7 +58,7 @@ class ActivityModelConfig:
             raise ValueError(f"backbone is {self.backbone!r}; it may be one of {tuple(BACKBONES)}")
         for name in ("d_model", "d_state", "expand", "layers"):
             value = getattr(self, name)
-            if not is_whole(value, 1):
+            if not is_int(value, 1):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
         for name, may in (("momentum", MOMENTA), ("form", FORMS), ("bidirectional", (True, False))):
             if getattr(self, name) not in may:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 
 NORMALIZATIONS = ("newton_schulz", "frobenius", None)
 TAU_POSITIONS = ("inside", "outside")
@@ -46,7 +46,7 @@ class Muon:
         _check_positive("delta", self.delta)
         if self.normalization not in NORMALIZATIONS:
             raise ValueError(f"normalization is {self.normalization!r}; it may be one of {NORMALIZATIONS}")
-        if not is_whole(self.ns_steps, 1):
+        if not is_int(self.ns_steps, 1):
             raise ValueError(
                 f"ns_steps is {self.ns_steps!r}; it may be an integer >= 1 (zero steps are normalization='frobenius')"
             )
@@ -93,14 +93,14 @@ def _check_gamma(gamma: float | Tensor) -> None:
         low, high = (bound.item() for bound in torch.aminmax(gamma.detach()))
         if not 0.0 <= low <= high <= 1.0:
             raise ValueError(f"gamma has values from {low:.6g} to {high:.6g}; they may be in [0, 1]")
-    elif not is_real(gamma):
+    elif not is_number(gamma):
         raise TypeError(f"gamma is of type {type(gamma).__name__}; it may be a float or a floating-point tensor")
     elif not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma is {gamma!r}; it may be in [0, 1]")
 
 
 def _check_positive(name: str, value: float) -> None:
-    if not is_real(value):
+    if not is_number(value):
         raise TypeError(f"{name} is of type {type(value).__name__}; it may be a float > 0")
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} is {value!r}; it may be a finite float > 0")

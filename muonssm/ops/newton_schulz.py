@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 
 from .muon import Muon, _check_positive
 from .rows import full_precision
@@ -39,7 +39,7 @@ def newton_schulz(X: Tensor, steps: int = 1, delta: float = 1e-6) -> Tensor:
         raise TypeError(f"X is of {found}; it may be a floating-point tensor [..., d, m]")
     if X.ndim < 2:
         raise ValueError(f"X has shape {list(X.shape)}; it may be [..., d, m]")
-    if not is_whole(steps, 0):
+    if not is_int(steps, 0):
         raise ValueError(f"steps is {steps!r}; it may be an integer >= 0")
     _check_positive("delta", delta)
     wide = X.float() if X.dtype in (torch.float16, torch.bfloat16) else X

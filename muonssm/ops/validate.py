@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_real
+from muonssm.checks import is_number
 
 from .muon import Muon
 from .state import MemoryState
@@ -111,7 +111,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> list[int] | N
 
 def check_eta(eta: float) -> None:
     """`eta` is a finite number."""
-    if not is_real(eta):
+    if not is_number(eta):
         raise TypeError(f"eta is of type {type(eta).__name__}; it may be a finite float, 0 or 1 in the paper")
     if not math.isfinite(eta):
         raise ValueError(f"eta is {eta!r}; it may be a finite float, 0 or 1 in the paper")

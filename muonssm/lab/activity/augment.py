@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from muonssm.checks import is_real
+from muonssm.checks import is_number
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Augmentation:
         for field in fields(self):
             value = getattr(self, field.name)
             high = {"rotation": 180.0, "jitter": 100.0, "scaling": 100.0, "offset": 100.0}.get(field.name, 0.95)
-            if not is_real(value) or not 0 <= value <= high:
+            if not is_number(value) or not 0 <= value <= high:
                 raise ValueError(f"{field.name} is {value!r}; it may be in [0, {high:g}]")
 
     def __call__(self, x: Tensor) -> Tensor:

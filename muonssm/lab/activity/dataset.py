@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 
 from .recordings import Channels, DamagedFileError, Lost, Recording, Signal, Source, even, own_rate
 from .sources import folder, mmact, muwiges, uestc, watch
@@ -93,15 +93,15 @@ class ActivityConfig:
     def _check_numbers(self) -> None:
         for name, least in (("length", 2), ("folds", 3), ("fold", 0), ("seed", 0)):
             value = getattr(self, name)
-            if not is_whole(value, least):
+            if not is_int(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
         if self.fold >= self.folds:
             raise ValueError(f"fold is {self.fold} with folds {self.folds}; it may be 0 to {self.folds - 1}")
-        if not is_real(self.overlap) or not 0 <= self.overlap < 1:
+        if not is_number(self.overlap) or not 0 <= self.overlap < 1:
             raise ValueError(f"overlap is {self.overlap!r}; it may be in [0, 1)")
-        if not is_real(self.max_lost) or not 0 <= self.max_lost <= 1:
+        if not is_number(self.max_lost) or not 0 <= self.max_lost <= 1:
             raise ValueError(f"max_lost is {self.max_lost!r}; it may be in [0, 1]")
-        if self.rate is not None and not (is_real(self.rate) and 0 < self.rate < math.inf):
+        if self.rate is not None and not (is_number(self.rate) and 0 < self.rate < math.inf):
             raise ValueError(f"rate is {self.rate!r}; it may be None or samples a second, > 0")
 
     def _check_channels(self, source: Source) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.layers import BACKBONES, Mixer, load_weights
 
 from .measure import best_seconds, forward, threads
@@ -128,7 +128,7 @@ class Report:
 
 def check_count(name: str, value: object, least: int) -> None:
     """An integer that is large enough."""
-    if not is_whole(value, least):
+    if not is_int(value, least):
         raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 
 CHOICES = {
     "optimizer": ("adam", "adamw", "lamb"),
@@ -80,16 +80,16 @@ class TrainingConfig:
         whole = ("steps", "evaluate_every", "statistics", "patience", "seed", "workers")
         for name in (*least, *whole):
             value, low = getattr(self, name), least.get(name, 0)
-            if not is_whole(value, low):
+            if not is_int(value, low):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
         high = {"weight_decay": math.inf}
         for name in ("warmup", "cooldown", "weight_decay", "label_smoothing", "final_rate", "beta1", "beta2", "ema"):
             value, top = getattr(self, name), high.get(name, 1.0)
-            if not is_real(value) or not 0 <= value <= top:
+            if not is_number(value) or not 0 <= value <= top:
                 raise ValueError(f"{name} is {value!r}; it may be in [0, {top:g}]")
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
-            if not is_real(value) or not 0 < value < math.inf:
+            if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it may be a number > 0")
         for name, may in CHOICES.items():
             if getattr(self, name) not in may:

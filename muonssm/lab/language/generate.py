@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.lab.core.library_output import without_reminder
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what tokenizers decode a part of a character to
@@ -171,11 +171,11 @@ def _check(prompt: str, max_new_tokens: int, temperature: float, top_p: float, t
     if seed is not None:
         whole["seed"] = (seed, 0)
     for name, (value, least) in whole.items():
-        if not is_whole(value, least):
+        if not is_int(value, least):
             raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
     if seed is not None and seed >= 2**63:
         raise ValueError(f"seed is {seed}; it may be less than 2**63")
-    if not is_real(temperature) or not 0 < temperature < float("inf"):
+    if not is_number(temperature) or not 0 < temperature < float("inf"):
         raise ValueError(f"temperature is {temperature!r}; it may be a number > 0 (greedy takes the likeliest token)")
-    if not is_real(top_p) or not 0 < top_p <= 1:
+    if not is_number(top_p) or not 0 < top_p <= 1:
         raise ValueError(f"top_p is {top_p!r}; it may be in (0, 1]")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 
 from .shards import IGNORED, TokenPart
 
@@ -45,7 +45,7 @@ class Examples(Dataset):
     """
 
     def __init__(self, part: TokenPart, length: int) -> None:
-        if not is_whole(length, 1):
+        if not is_int(length, 1):
             raise ValueError(f"length is {length!r}; it may be an integer >= 1")
         self.part, self.length = part, length
         sizes, prompts = part.sizes()

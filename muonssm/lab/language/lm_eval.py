@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.resume import check_same
 
 from .generate import evaluating
@@ -109,7 +109,7 @@ def run_harness(
 def _check(model: Any, tokenizer: Any, batch_size: int, limit: int | None, max_length: int | None) -> None:
     for name, value in (("batch_size", batch_size), ("limit", limit), ("max_length", max_length)):
         optional = value is None and name != "batch_size"
-        if not optional and not is_whole(value, 1):
+        if not optional and not is_int(value, 1):
             raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("tokenizer has neither a start nor an end token; it may be one with either")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.library_output import without_reminder
 from muonssm.lab.core.resume import check_same
 
@@ -65,7 +65,7 @@ class NeedleTest:
             if not isinstance(value, (tuple, list)) or not value or any(value.count(one) > 1 for one in value):
                 raise ValueError(f"{name} is {value!r}; it may be a tuple of one or more, each once")
             object.__setattr__(self, name, tuple(value))
-        if not is_whole(self.batch_size, 1):
+        if not is_int(self.batch_size, 1):
             raise ValueError(f"batch_size is {self.batch_size!r}; it may be an integer >= 1")
         self.cells()  # which checks the rest
 

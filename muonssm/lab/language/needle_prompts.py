@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 
 VARIANTS = ("pk", "number", "uuid")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -75,7 +75,7 @@ class NeedleConfig:
             raise ValueError(f"variant is {self.variant!r}; it may be one of {VARIANTS}")
         for name, least in (("length", 1), ("samples", 1), ("answer_tokens", 1), ("seed", 0)):
             value = getattr(self, name)
-            if not is_whole(value, least):
+            if not is_int(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
 
 

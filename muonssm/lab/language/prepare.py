@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 
 from .corpora import ALIASES, KINDS, Document, Lost, Place, Row, Source, open_source
 from .shards import FORMAT, MANIFEST, PARTS, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens, write_json
@@ -96,7 +96,7 @@ class PrepareConfig:
         if self.validation is None:
             object.__setattr__(self, "validation", 0.05 if self.source == "stdlib" else 0.01)
         share = self.validation
-        if not is_real(share) or not 0 <= share < 1:
+        if not is_number(share) or not 0 <= share < 1:
             raise ValueError(f"validation is {self.validation!r}; it may be None or in [0, 1)")
         self._check_counts()
 
@@ -106,7 +106,7 @@ class PrepareConfig:
             value, bound = getattr(self, name), least.get(name, 1)
             if value is None and name not in least:
                 continue
-            if not is_whole(value, bound):
+            if not is_int(value, bound):
                 raise ValueError(
                     f"{name} is {value!r}; it may be {'' if name in least else 'None or '}an integer >= {bound}"
                 )

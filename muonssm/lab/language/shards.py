@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.files import atomic
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class Blocks(Dataset):
     """
 
     def __init__(self, part: TokenPart, length: int, keep_apart: bool = False) -> None:
-        if not is_whole(length, 1):
+        if not is_int(length, 1):
             raise ValueError(f"length is {length!r}; it may be an integer >= 1")
         if not part.tokens:
             raise ValueError(f"{part.name} has 0 tokens; prepare the data with a validation above 0")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.library_output import without_bars
 from muonssm.lab.core.task import Metric, Prepared, Task
 from muonssm.models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
@@ -54,7 +54,7 @@ class LanguageConfig:
             raise ValueError(f"source is {self.source!r}; it may be 'stdlib' or a folder of `muonssm prepare`")
         for name, least in (("length", 2), ("vocab_size", 257), ("validation_items", 0)):
             value = getattr(self, name)
-            if not is_whole(value, least):
+            if not is_int(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
         if self.keep_apart not in (True, False):
             raise ValueError(f"keep_apart is {self.keep_apart!r}; it may be True or False")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.lab.language.shards import IGNORED
 
 from . import copying, induction, mqar, passkey
@@ -72,7 +72,7 @@ class RecallConfig:
         for name in ("pairs", "tokens", "digits"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
-        if self.power is not None and not (is_real(self.power) and 0 < self.power <= 10):
+        if self.power is not None and not (is_number(self.power) and 0 < self.power <= 10):
             raise ValueError(f"power is {self.power!r}; it may be in (0, 10]: 0.01 as published, 1 for uniform gaps")
         if self.noise is not None and not isinstance(self.noise, bool):
             raise ValueError(f"noise is {self.noise!r}; it may be True or False")
@@ -125,7 +125,7 @@ class RecallConfig:
 
 
 def _check_integer(name: str, value: object, least: int, beside: str = "") -> None:
-    if not is_whole(value, least):
+    if not is_int(value, least):
         raise ValueError(f"{name} is {value!r}{beside}; it may be an integer >= {least}")
 
 

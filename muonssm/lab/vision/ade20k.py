@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 
 from .image_files import DamagedImageError, is_image, open_image, read_image
 
@@ -45,14 +45,14 @@ class CropView:
     most: float = 0.75
 
     def __post_init__(self) -> None:
-        if not is_whole(self.size, 1):
+        if not is_int(self.size, 1):
             raise ValueError(f"size is {self.size!r}; it may be an integer >= 1")
         object.__setattr__(self, "scales", tuple(self.scales))
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"scales is {self.scales!r}; it may be the least and the most factor, > 0")
         for name, least in (("flip", 0), ("most", 1e-9)):
             value = getattr(self, name)
-            if not is_real(value) or not least <= value <= 1:
+            if not is_number(value) or not least <= value <= 1:
                 raise ValueError(f"{name} is {value!r}; it may be in {'[' if least == 0 else '('}0, 1]")
 
     def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class Ade20k(Dataset):
 
     def __init__(self, root: str | Path, part: str, classes: int = 150, view: CropView | None = None) -> None:
         """`part` is the name of a folder, such as `"training"`; view None shows images as they are."""
-        if not is_whole(classes) or not 1 <= classes < IGNORED:
+        if not is_int(classes) or not 1 <= classes < IGNORED:
             raise ValueError(f"classes is {classes!r}; it may be an integer from 1 to {IGNORED - 1}")
         self.classes, self.view = classes, view
         images, labels = (_files(Path(root) / inside / part) for inside in ("images", "annotations"))

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
 from .image_files import to_pil
@@ -59,16 +59,16 @@ class ImageAugmentation:
     zoom: float = 0.0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.size, 0):
+        if not is_int(self.size, 0):
             raise ValueError(f"size is {self.size!r}; it may be an integer > 0, or 0 for images as they are")
         for name in ("crop", "least"):
-            if not is_real(getattr(self, name)) or not 0 < getattr(self, name) <= 1:
+            if not is_number(getattr(self, name)) or not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be in (0, 1]")
         for name in SHARES:
-            if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
+            if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be in [0, 1]")
         for name, most in (("mixup", math.inf), ("cutmix", math.inf), ("rotation", 180)):
-            if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= most:
+            if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be in [0, {most}]")
         if self.interpolation not in ("bicubic", "bilinear", "random"):
             raise ValueError(f"interpolation is {self.interpolation!r}; it may be 'bicubic', 'bilinear' or 'random'")

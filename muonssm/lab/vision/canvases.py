@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.lab.language.prepare import cache_folder
 from muonssm.lab.language.shards import checksum, write_json
 
@@ -77,17 +77,17 @@ class CanvasConfig:
     def __post_init__(self) -> None:
         for name, least in {"size": 32, "smallest": 8, "seed": 0, **dict.fromkeys(("most", *PARTS), 1)}.items():
             value = getattr(self, name)
-            if not is_whole(value, least):
+            if not is_int(value, least):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
         high = self.size // 2
-        if not is_whole(self.largest, self.smallest) or self.largest > high:
+        if not is_int(self.largest, self.smallest) or self.largest > high:
             raise ValueError(
                 f"largest is {self.largest!r} with smallest {self.smallest} and size {self.size}; "
                 f"it may be an integer from {self.smallest} to {high}, half of size"
             )
         for name, most in (("overlap", 0.5), ("noise", 128)):
             value = getattr(self, name)
-            if not is_real(value) or not 0 <= value <= most:
+            if not is_number(value) or not 0 <= value <= most:
                 raise ValueError(f"{name} is {value!r}; it may be in [0, {most}]")
         if not isinstance(self.background, bool):
             raise ValueError(f"background is {self.background!r}; it may be True or False")

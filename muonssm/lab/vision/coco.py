@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 
 from .image_files import DamagedImageError, need, read_image
 
@@ -55,14 +55,14 @@ class CocoView:
     def __post_init__(self) -> None:
         if self.short is not None:
             sides = (self.short,) if isinstance(self.short, int) else tuple(self.short)
-            if not sides or not all(is_whole(side, 1) for side in sides):
+            if not sides or not all(is_int(side, 1) for side in sides):
                 raise ValueError(f"short is {self.short!r}; it may be None or one or more integers > 0")
             object.__setattr__(self, "short", sides)
-        if not is_whole(self.longest, max(self.short or (1,))):
+        if not is_int(self.longest, max(self.short or (1,))):
             raise ValueError(
                 f"longest is {self.longest!r}; it may be an integer >= {max(self.short or (1,))}, as short"
             )
-        if not is_real(self.flip) or not 0 <= self.flip <= 1:
+        if not is_number(self.flip) or not 0 <= self.flip <= 1:
             raise ValueError(f"flip is {self.flip!r}; it may be in [0, 1]")
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.files import atomic
 
 from .image_files import class_names, find_images, need, open_image, to_pil, to_tensor
@@ -132,7 +132,7 @@ def _check_jobs(jobs: Sequence[tuple[str, int]], size: int | None, source: Path,
     sample = torch.zeros(3, SMALLEST, SMALLEST, dtype=torch.uint8)
     for corruption, severity in jobs:
         _check(sample, corruption, severity)
-    if size is not None and not is_whole(size, SMALLEST):
+    if size is not None and not is_int(size, SMALLEST):
         raise ValueError(f"size is {size!r}; it may be None or an integer >= {SMALLEST}")
     if output.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"output is {str(output)!r}, which is in source {str(source)!r}; it may be outside of it")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.files import atomic
 from muonssm.lab.core.run_folder import RunFolder
 
@@ -61,7 +61,7 @@ def explain(
         count: how many of these.
         output: a folder.
     """
-    if not is_whole(count, 1):
+    if not is_int(count, 1):
         raise ValueError(f"count is {count!r}; it may be an integer >= 1")
     runs = {name: RunFolder(path).load_model(*KINDS) for name, path in _runs(Path(run)).items()}
     recipe, facts, _ = next(iter(runs.values()))

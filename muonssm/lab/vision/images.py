@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.lab.activity.recordings import Lost
 from muonssm.lab.activity.splits import PARTS
 
@@ -84,11 +84,11 @@ class ImageConfig:
     def _check_shares(self) -> None:
         for name in ("validation", "test"):
             value = getattr(self, name)
-            if not is_real(value) or not 0 < value < 1:
+            if not is_number(value) or not 0 < value < 1:
                 raise ValueError(f"{name} is {value!r}; it may be in (0, 1)")
         if self.validation + self.test >= 1:
             raise ValueError(f"validation is {self.validation} and test {self.test}; they may be less than 1 together")
-        if not is_whole(self.seed, 0):
+        if not is_int(self.seed, 0):
             raise ValueError(f"seed is {self.seed!r}; it may be an integer >= 0")
 
     def _check_hub(self) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.lab.core.task import Metric, Prepared, Task
 from muonssm.models.vision.segmentation import Segmenter
 from muonssm.ops import Muon
@@ -93,9 +93,9 @@ class Decoder:
     balance: float = 0.0
 
     def __post_init__(self) -> None:
-        if not is_real(self.balance) or not 0 <= self.balance <= 1:
+        if not is_number(self.balance) or not 0 <= self.balance <= 1:
             raise ValueError(f"balance is {self.balance!r}; it may be in [0, 1]")
-        if not is_whole(self.hidden, 1):
+        if not is_int(self.hidden, 1):
             raise ValueError(f"hidden is {self.hidden!r}; it may be an integer >= 1")
 
 

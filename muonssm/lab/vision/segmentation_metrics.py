@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 
 IGNORED = 255
 
@@ -24,7 +24,7 @@ class PixelCounts:
     """Adds up predictions image by image; `score` is of all so far."""
 
     def __init__(self, classes: int, ignored: int = IGNORED) -> None:
-        if not is_whole(classes, 1):
+        if not is_int(classes, 1):
             raise ValueError(f"classes is {classes!r}; it may be an integer >= 1")
         if 0 <= ignored < classes:
             raise ValueError(f"ignored is {ignored} with classes {classes}; it may be no class's number")

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.layers import BACKBONES
 from muonssm.ops import Muon
 
@@ -85,11 +85,11 @@ class MuonSSMConfig(PreTrainedConfig):
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "ssm_every", "sliding_window")
         for name in (*names, "num_attention_heads", "max_position_embeddings"):
             value, low = getattr(self, name), least.get(name, 1)
-            if not is_whole(value, low):
+            if not is_int(value, low):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
         for name in ("dropout", "attention_dropout"):
             value = getattr(self, name)
-            if not is_real(value) or not 0 <= value < 1:
+            if not is_number(value) or not 0 <= value < 1:
                 raise ValueError(f"{name} is {value!r}; it may be in [0, 1)")
         if self.mixer is not None and not isinstance(self.mixer, dict):
             raise ValueError(f"mixer is {self.mixer!r}; it may be a dict of arguments of the mixer's class")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from muonssm.checks import is_real, is_whole
+from muonssm.checks import is_int, is_number
 from muonssm.layers import BACKBONES
 from muonssm.layers.momentum import KINDS as MOMENTA
 from muonssm.ops import Muon
@@ -69,7 +69,7 @@ class VisionConfig:
         for name, length in (("depths", STAGES), ("dims", STAGES), ("stem_strides", 2), ("windows", 2), ("heads", 2)):
             object.__setattr__(self, name, _counts(name, getattr(self, name), length))
         share = self.drop_path
-        if not is_real(share) or not 0 <= share < 1:
+        if not is_number(share) or not 0 <= share < 1:
             raise ValueError(f"drop_path is {share!r}; it may be in [0, 1)")
         self._check_widths()
 
@@ -102,7 +102,7 @@ class VisionConfig:
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    if not is_whole(value, least):
+    if not is_int(value, least):
         raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
 
 

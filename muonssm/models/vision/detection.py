@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from muonssm.checks import is_whole
+from muonssm.checks import is_int
 from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
 from .config import VisionConfig
@@ -44,7 +44,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not is_whole(value, 1):
+            if not is_int(value, 1):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muonssm.ops import Muon
-from muonssm.ops.rows import compute_dtype
+from muonssm.ops.dtypes import compute_dtype
 
 from .delta_rule import DeltaRule, Heads, head_size
 from .mixer import Projected, check_size

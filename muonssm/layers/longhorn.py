@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
-from muonssm.ops.rows import compute_dtype
+from muonssm.ops.dtypes import compute_dtype
 
 from .mixer import Call, head_dim_of
 from .momentum import Momentum

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from muonssm.ops import MemoryState, Muon, muon_selective_scan
 from muonssm.ops.mamba_step import MambaWeights, Norm, mamba_step
-from muonssm.ops.rows import compute_dtype
+from muonssm.ops.dtypes import compute_dtype
 
 from .mixer import Call
 from .modules import RMSNorm, is_own, step_size_bias

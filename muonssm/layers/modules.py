@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muonssm.ops.causal_conv import Convolved, causal_convolution
-from muonssm.ops.rows import compute_dtype
+from muonssm.ops.dtypes import compute_dtype
 
 
 class ShortConvolution(nn.Module):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .dtypes import widen
 from .muon import Muon
-from .rows import widen
 
 ABI = 3
 SEGMENT = 64  # steps between two saved states
@@ -168,7 +168,7 @@ def common_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tenso
 
 
 def narrow_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gradient in the dtype of its input; float16 saturates, as in `rows.widen`."""
+    """A gradient in the dtype of its input; float16 saturates, as in `dtypes.widen`."""
     if dtype == torch.float16:
         largest = torch.finfo(dtype).max
         x = x.clamp(-largest, largest)

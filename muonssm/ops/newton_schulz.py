@@ -14,8 +14,8 @@ from torch import Tensor
 
 from muonssm.checks import is_int
 
+from .dtypes import full_precision
 from .muon import Muon, _check_positive
-from .rows import full_precision
 
 A, B, C = 3.4445, -4.7750, 2.0315
 """Coefficients of Definition 1: rho(s) = A s + B s^3 + C s^5."""

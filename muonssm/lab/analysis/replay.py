@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from muonssm.ops.dispatch import IMPLEMENTATIONS, Implementation, Modules
 from muonssm.ops.memory import chunked as memory_chunked
-from muonssm.ops.rows import run_sequences
+from muonssm.ops.padding import run_sequences
 from muonssm.ops.selective import chunked as selective_chunked
 
 NAME = "replay"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from muonssm.layers import build_mixer
 from muonssm.layers.momentum import Momentum
 from muonssm.ops import muon_selective_scan
-from muonssm.ops.rows import compute_dtype
+from muonssm.ops.dtypes import compute_dtype
 
 from .config import VisionConfig
 

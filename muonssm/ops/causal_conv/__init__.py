@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, validate
-from ..rows import compute_dtype, full_precision
+from ..dtypes import compute_dtype, full_precision
 from . import shifts
 
 LONGEST = 64  # of a filter, a limit of csrc/convolution.h

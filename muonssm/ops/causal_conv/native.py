@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library
-from ..rows import widen
+from ..dtypes import widen
 
 
 def convolve(

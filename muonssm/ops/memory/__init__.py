@@ -10,9 +10,10 @@ from torch import Tensor
 
 from .. import validate
 from ..dispatch import Problem, choose
+from ..dtypes import compute_dtype, full_precision, gamma_tensor, widen
 from ..muon import Muon
 from ..newton_schulz import write_scale
-from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
+from ..padding import run_sequences
 from ..state import MemoryState
 from .types import MemorySteps
 
@@ -87,7 +88,7 @@ def muon_memory(
             u=write_scale(wide_k, wide_v, wide_beta, muon)[..., None] * wide_v,
             log_alpha=wide_log_alpha,
             erase=eta * wide_beta if eta else None,
-            gamma=gamma_rows(muon.gamma, dtype, q.device),
+            gamma=gamma_tensor(muon.gamma, dtype, q.device),
             mu=wide_q.new_ones(1, 1, 1),
         )
         S, M = (widen(x, dtype) for x in state) if state else wide_q.new_zeros(2, *state_shape)

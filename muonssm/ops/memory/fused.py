@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library
+from ..dtypes import gamma_tensor, widen
 from ..muon import Muon
-from ..rows import gamma_rows, widen
 
 
 class Fused(NamedTuple):
@@ -39,7 +39,7 @@ def fused(
     q, k, v, log_alpha, beta = inputs
     vectors = cpu_library.common_dtype((q, k, v), dtype)
     log_alpha, beta = (widen(x, dtype).contiguous() for x in (log_alpha, beta))
-    gamma = gamma_rows(muon.gamma, dtype, v.device).contiguous()
+    gamma = gamma_tensor(muon.gamma, dtype, v.device).contiguous()
     S, M = (widen(x, dtype).contiguous() for x in state) if state else (None, None)
     tensors = [*vectors, log_alpha, beta, gamma]
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, S, M))

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from .. import validate
 from ..dispatch import Problem, choose
+from ..dtypes import compute_dtype, full_precision, gamma_tensor, widen
 from ..muon import Muon
 from ..newton_schulz import write_scale
-from ..rows import compute_dtype, full_precision, gamma_rows, run_sequences, widen
+from ..padding import run_sequences
 from ..state import MemoryState
 from .types import SelectiveSteps
 
@@ -75,7 +76,7 @@ def muon_selective_scan(
             dt=wide_dt,
             B=wide_B,
             C=wide_C,
-            gamma=gamma_rows(muon.gamma, dtype, x.device),
+            gamma=gamma_tensor(muon.gamma, dtype, x.device),
             mu=wide_x.new_ones(1, 1, 1),
         )
         wide_A = None if A is None else widen(A, dtype)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library
+from ..dtypes import gamma_tensor, widen
 from ..muon import Muon
-from ..rows import gamma_rows, widen
 
 GROUP = 64  # channels of a task, as in csrc/selective.h
 
@@ -30,7 +30,7 @@ def run_fused(
     x = inputs[0]
     vectors = cpu_library.common_dtype(inputs, dtype)
     wide_A = None if A is None else widen(A, dtype).contiguous()
-    gamma = gamma_rows(muon.gamma, dtype, x.device).contiguous()
+    gamma = gamma_tensor(muon.gamma, dtype, x.device).contiguous()
     S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)
     tensors = [*vectors, gamma]
     recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, wide_A, S, M))

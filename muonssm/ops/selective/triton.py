@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library
+from ..dtypes import gamma_tensor, widen
 from ..muon import Muon
-from ..rows import gamma_rows, widen
 from ..triton import config, support
 from .kernels import bwd_scan as backward_kernels
 from .kernels.common import Inputs, Span, States, Tile
@@ -33,7 +33,7 @@ def run_fused(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y `[B, L, D]` in x's dtype and the last S, M in float32, from x, dt, B, C as they came."""
     x = inputs[0]
-    gamma = gamma_rows(muon.gamma, dtype, x.device)
+    gamma = gamma_tensor(muon.gamma, dtype, x.device)
     tensors = [t.contiguous() for t in (*inputs, gamma)]
     A = None if A is None else A.contiguous()
     S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)

@@ -80,7 +80,7 @@ def load_rows(x, rows, live, first, width: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def store_rows(x, rows, live, first, tile, width: tl.constexpr, B: tl.constexpr):
-    """The reverse of `load_rows`; what float16 cannot hold saturates, as in `rows.widen`."""
+    """The reverse of `load_rows`; what float16 cannot hold saturates, as in `dtypes.widen`."""
     column = first + tl.arange(0, B)
     if x.dtype.element_ty == tl.float16:
         tile = tl.minimum(tl.maximum(tile, -65504.0), 65504.0)

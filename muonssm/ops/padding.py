@@ -11,7 +11,6 @@ erase), gamma is 1, and mu is 0, which keeps M out of S. Both states then pass t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,35 +26,6 @@ class Chunking(Protocol):
     """How long a chunk an implementation wants for rows of `length` steps; 1 if it takes any length."""
 
     def __call__(self, length: int) -> int: ...
-
-
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype of computation and state: float64 if anything is, otherwise float32."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the dtype of computation; float16 gradients saturate on the way back.
-
-    The derivative of a normalised write near zero is A tau beta / delta, beyond float16's range: as infinity, a
-    zero mask further up would turn it into NaN.
-    """
-    return _SaturatingCast.apply(x, dtype) if x.dtype == torch.float16 else x.to(dtype)
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Keeps autocast out: the recurrence runs in the dtype it was given, whatever surrounds it."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
-
-
-def gamma_rows(gamma: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """gamma as `[B, L, H]` with size 1 on the axes along which it does not vary."""
-    if not isinstance(gamma, Tensor):
-        return torch.full((1, 1, 1), float(gamma), dtype=dtype, device=device)
-    shape = gamma.shape if gamma.ndim == 3 else (1, 1, gamma.numel())
-    return widen(gamma, dtype).reshape(shape)
 
 
 def run_sequences(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, lengths: list[int] | None) -> Result:
@@ -126,15 +96,3 @@ def _map_steps(steps: Any, function: Callable[[Tensor, float], Tensor]) -> Any:
     names = steps._fields
     mapped = [None if x is None else function(x, float(n == "gamma")) for n, x in zip(names, steps, strict=True)]
     return type(steps)(*mapped)
-
-
-class _SaturatingCast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.source = x.dtype
-        return x.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        largest = torch.finfo(ctx.source).max
-        return grad.clamp(-largest, largest).to(ctx.source), None

@@ -1,0 +1,50 @@
+"""Casts of the operators: the dtype of computation, gradients that saturate, and autocast kept out."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """The dtype of computation and state: float64 if anything is, otherwise float32."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in the dtype of computation; float16 gradients saturate on the way back.
+
+    The derivative of a normalised write near zero is A tau beta / delta, beyond float16's range: as infinity, a
+    zero mask further up would turn it into NaN.
+    """
+    return _SaturatingCast.apply(x, dtype) if x.dtype == torch.float16 else x.to(dtype)
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Keeps autocast out: the recurrence runs in the dtype it was given, whatever surrounds it."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def gamma_tensor(gamma: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """gamma as `[B, L, H]` with size 1 on the axes along which it does not vary."""
+    if not isinstance(gamma, Tensor):
+        return torch.full((1, 1, 1), float(gamma), dtype=dtype, device=device)
+    shape = gamma.shape if gamma.ndim == 3 else (1, 1, gamma.numel())
+    return widen(gamma, dtype).reshape(shape)
+
+
+class _SaturatingCast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.source = x.dtype
+        return x.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        largest = torch.finfo(ctx.source).max
+        return grad.clamp(-largest, largest).to(ctx.source), None

@@ -250,8 +250,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     from muonssm.lab.activity.predict import predict
     from muonssm.lab.core.run_folder import RunFolder
 
-    recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
-    for found in predict(model, recipe.task.data, facts, arguments.file):  # type: ignore[attr-defined]
+    recipe, metadata, model = RunFolder(arguments.folder).load_model("activity")
+    for found in predict(model, recipe.task.data, metadata, arguments.file):  # type: ignore[attr-defined]
         print(found)
     return 0
 
@@ -266,11 +266,11 @@ def _stream(arguments: argparse.Namespace) -> int:
     from muonssm.lab.activity.predict import rows_from, rows_of, stream
     from muonssm.lab.core.run_folder import RunFolder
 
-    recipe, facts, model = RunFolder(arguments.folder).load_model("activity")
+    recipe, metadata, model = RunFolder(arguments.folder).load_model("activity")
     config = recipe.task.data  # type: ignore[attr-defined]
     piped = arguments.file == "-"
-    rows = rows_from(sys.stdin, facts["channels"]) if piped else rows_of(arguments.file, config, facts)
-    for found in stream(model, config, facts, rows):
+    rows = rows_from(sys.stdin, metadata["channels"]) if piped else rows_of(arguments.file, config, metadata)
+    for found in stream(model, config, metadata, rows):
         print(found, flush=True)
     return 0
 

@@ -22,9 +22,9 @@ class RecallModel(nn.Module):
         self.backbone = MuonSSMModel(config)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The mean cross entropy, and as `logits` the tokens that were found, `[B, L]`, -100 where nothing is asked."""
+        """The mean cross entropy, and as `predictions` the predicted tokens, `[B, L]`, -100 where nothing is asked."""
         asked = labels != IGNORED
         h = self.backbone(input_ids, use_cache=False).last_hidden_state[asked]
         logits = F.linear(h, self.backbone.embed_tokens.weight)
         found = torch.full_like(labels, IGNORED).masked_scatter(asked, logits.detach().argmax(dim=-1))
-        return {"loss": F.cross_entropy(logits.float(), labels[asked]), "logits": found}
+        return {"loss": F.cross_entropy(logits.float(), labels[asked]), "predictions": found}

@@ -31,22 +31,22 @@ class Found(NamedTuple):
 
 
 @torch.inference_mode()
-def predict(model: ActivityClassifier, config: ActivityConfig, facts: dict[str, Any], path: str) -> list[Found]:
+def predict(model: ActivityClassifier, config: ActivityConfig, metadata: dict[str, Any], path: str) -> list[Found]:
     """Every window of a file, cut as for training."""
-    samples = read_recording(path, facts["channels"], facts["rate"], config.source)
-    x = _standard(cut(samples, config.mode, config.length, config.overlap), facts)
+    samples = read_recording(path, metadata["channels"], metadata["rate"], config.source)
+    x = _standard(cut(samples, config.mode, config.length, config.overlap), metadata)
     probabilities = model(x)["logits"].softmax(dim=1)
     whole = config.mode == "clips" or len(samples) < config.length
     hop = hop_of(config.length, config.overlap)
     found = []
     for i, row in enumerate(probabilities):
         start, end = (0, len(samples) - 1) if whole else (i * hop, i * hop + config.length - 1)
-        found.append(Found(start, end, facts["classes"][int(row.argmax())], float(row.max())))
+        found.append(Found(start, end, metadata["classes"][int(row.argmax())], float(row.max())))
     return found
 
 
 def stream(
-    model: ActivityClassifier, config: ActivityConfig, facts: dict[str, Any], rows: Iterator[Sequence[float]]
+    model: ActivityClassifier, config: ActivityConfig, metadata: dict[str, Any], rows: Iterator[Sequence[float]]
 ) -> Iterator[Found]:
     """Windows as they end, from rows of one number a channel, at the rate of the training data; in constant memory."""
     if config.mode != "windows":
@@ -54,18 +54,20 @@ def stream(
     running = ActivityStream(model, config.length, config.overlap)
     spent, number = 0.0, -1
     for number, row in enumerate(rows):
-        if len(row) != len(facts["channels"]):
-            names = ", ".join(facts["channels"])
-            raise ValueError(f"sample {number} has {len(row)} numbers; it may have {len(facts['channels'])}: {names}")
+        if len(row) != len(metadata["channels"]):
+            names = ", ".join(metadata["channels"])
+            raise ValueError(
+                f"sample {number} has {len(row)} numbers; it may have {len(metadata['channels'])}: {names}"
+            )
         start = time.perf_counter()
-        answer = running.feed(_standard(torch.tensor(row, dtype=torch.float32), facts))
+        answer = running.feed(_standard(torch.tensor(row, dtype=torch.float32), metadata))
         spent += time.perf_counter() - start
         if answer is not None:
             best = int(answer.probabilities.argmax())
             yield Found(
                 answer.end - config.length + 1,
                 answer.end,
-                facts["classes"][best],
+                metadata["classes"][best],
                 float(answer.probabilities[best]),
                 1e6 * spent / (number + 1),
             )
@@ -75,9 +77,9 @@ def stream(
         )
 
 
-def rows_of(path: str, config: ActivityConfig, facts: dict[str, Any]) -> Iterator[Sequence[float]]:
+def rows_of(path: str, config: ActivityConfig, metadata: dict[str, Any]) -> Iterator[Sequence[float]]:
     """The samples of a file at the rate of the training data."""
-    yield from read_recording(path, facts["channels"], facts["rate"], config.source).tolist()
+    yield from read_recording(path, metadata["channels"], metadata["rate"], config.source).tolist()
 
 
 def rows_from(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float]]:
@@ -107,5 +109,5 @@ def _is_finite(cell: str) -> bool:
         return False
 
 
-def _standard(x: Any, facts: dict[str, Any]) -> torch.Tensor:
-    return standardise(x, torch.tensor(facts["mean"]), torch.tensor(facts["std"]))
+def _standard(x: Any, metadata: dict[str, Any]) -> torch.Tensor:
+    return standardise(x, torch.tensor(metadata["mean"]), torch.tensor(metadata["std"]))

@@ -93,19 +93,21 @@ def _names(case: Case, plan: Plan) -> list[str]:
         if name not in ANALYSES:
             raise ValueError(f"--what is {name!r}; it may be one of {', '.join(ANALYSES)}")
         kinds = ANALYSES[name].kinds
-        if case.recipe.kind not in kinds and not ANALYSES[name].trains:
-            raise ValueError(f"--what is {name!r}, which is for runs of {', '.join(kinds)}, not of {case.recipe.kind}")
+        if case.recipe.task_name not in kinds and not ANALYSES[name].trains:
+            raise ValueError(
+                f"--what is {name!r}, which is for runs of {', '.join(kinds)}, not of {case.recipe.task_name}"
+            )
     if plan.seeds < 1:
         raise ValueError(f"--seeds is {plan.seeds}; it may be 1 or more")
     if plan.workers is not None and plan.workers < 1:
         raise ValueError(f"--workers is {plan.workers}; it may be 1 or more")
     chosen = list(ANALYSES) if not plan.what else [name for name in ANALYSES if name in plan.what]
-    return chosen if plan.what else [name for name in chosen if case.recipe.kind in ANALYSES[name].kinds]
+    return chosen if plan.what else [name for name in chosen if case.recipe.task_name in ANALYSES[name].kinds]
 
 
 def _recipe(case: Case, plan: Plan) -> Recipe:
     """What studies train: small by default where it is known how, otherwise the recipe with the changes asked for."""
-    return changed(small(case.recipe, case.facts()), plan.changes)
+    return changed(small(case.recipe, case.metadata()), plan.changes)
 
 
 def _is_there(folder: RunFolder, name: str, study: Study) -> bool:

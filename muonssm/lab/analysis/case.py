@@ -13,7 +13,7 @@ from muonssm.lab.core.compare import KINDS
 from muonssm.lab.core.experiment import Subject
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
-from muonssm.lab.core.task import Prepared, Task
+from muonssm.lab.core.task import DataSplits, Task
 
 Key = tuple[str, int, int]  # kind, seed, fold
 Value = TypeVar("Value")
@@ -43,7 +43,7 @@ class Case:
     path: Path
     recipe: Recipe
     subjects: tuple[Trained, ...]
-    prepared: dict[int, Prepared] = field(default_factory=dict, compare=False, repr=False)
+    prepared: dict[int, DataSplits] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, run: str | Path) -> Case:
@@ -67,15 +67,15 @@ class Case:
         """The first model of a kind."""
         return next(subject for subject in self.subjects if subject.kind == kind)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Of the data."""
-        return self.subjects[0].folder.read("facts.json")
+        return self.subjects[0].folder.read("metadata.json")
 
     def batch(self, count: int, fold: int = 0) -> dict[str, Any]:
         """So many items of the validation part, evenly apart."""
-        task = self.recipe.task.on_fold(fold)
+        task = self.recipe.task.with_fold(fold)
         if fold not in self.prepared:
-            self.prepared[fold] = task.prepare()
+            self.prepared[fold] = task.load_data()
         return batch_of(task, self.prepared[fold].validation, count)
 
 

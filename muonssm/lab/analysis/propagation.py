@@ -59,7 +59,7 @@ def gradients_result(case: Case) -> Result:
     result.found.append(
         "Every step is read, so the state of an early step reaches more of the loss than that of a late one: a ratio "
         "above 1 is no sign of growth."
-        if case.recipe.kind != "recall"
+        if case.recipe.task_name != "recall"
         else "Only the answers at the end are scored: what reaches early steps has passed through all the others."
     )
     result.data |= named(found)

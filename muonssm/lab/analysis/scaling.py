@@ -24,13 +24,13 @@ PAPER = (
 )
 
 
-def noise(task: Task, facts: dict[str, Any], size: int, length: int) -> dict[str, Tensor]:
+def noise(task: Task, metadata: dict[str, Any], size: int, length: int) -> dict[str, Tensor]:
     """Noise in the form of the task's batches, of one length."""
     generator = torch.Generator().manual_seed(0)
-    if "channels" in facts and "mean" in facts:
-        x = torch.randn(size, length, len(facts["channels"]), generator=generator)
-        return {"x": x, "labels": torch.randint(len(facts["classes"]), (size,), generator=generator)}
-    tokens = torch.randint(facts["vocab_size"], (size, length), generator=generator)
+    if "channels" in metadata and "mean" in metadata:
+        x = torch.randn(size, length, len(metadata["channels"]), generator=generator)
+        return {"x": x, "labels": torch.randint(len(metadata["classes"]), (size,), generator=generator)}
+    tokens = torch.randint(metadata["vocab_size"], (size, length), generator=generator)
     return {"input_ids": tokens, "labels": tokens}
 
 
@@ -47,12 +47,12 @@ def step_of(model: nn.Module, batch: dict[str, Tensor]) -> Callable[[], None]:
 def scaling(case: Case) -> Result:
     """Seconds of a training step at several lengths, plain and Muon, taking turns."""
     result = Result("scaling", "Time against length", PAPER)
-    facts, size = case.facts(), min(16, case.recipe.training.batch_size)
+    metadata, size = case.metadata(), min(16, case.recipe.training.batch_size)
     tasks = {"plain": case.recipe.task.plain(), "muon": case.recipe.task.with_muon(own_muon(case.recipe))}
-    models = {kind: task.build_model(facts) for kind, task in tasks.items()}
+    models = {kind: task.build_model(metadata) for kind, task in tasks.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in models}
     for length in LENGTHS:
-        batch = noise(case.recipe.task, facts, size, length)
+        batch = noise(case.recipe.task, metadata, size, length)
         best = best_seconds({kind: step_of(model, batch) for kind, model in models.items()}, ROUNDS, BUDGET)
         for kind, value in best.items():
             seconds[kind].append(value)

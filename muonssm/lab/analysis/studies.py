@@ -79,7 +79,7 @@ class Study:
     @functools.cached_property
     def data(self) -> Any:
         """What is trained on."""
-        return self.recipe.task.prepare()
+        return self.recipe.task.load_data()
 
     @property
     def metric(self) -> Metric:

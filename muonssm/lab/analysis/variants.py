@@ -65,17 +65,17 @@ def jobs(recipe: Recipe, names: Sequence[str], seeds: int, run: Path, place: Pat
 
 def _place(recipe: Recipe, name: str, seed: int, run: Path, place: Path) -> Path:
     there = RunFolder(run / f"{name}-seed{seed}-fold0")
-    if there.is_over and there.read("recipe.json") == as_json(recipe.to_dict()):
+    if there.is_finished and there.read("recipe.json") == as_json(recipe.to_dict()):
         return there.path
     return place / f"{name}-seed{seed}"
 
 
-def small(recipe: Recipe, facts: Mapping[str, Any]) -> Recipe:
+def small(recipe: Recipe, metadata: Mapping[str, Any]) -> Recipe:
     """The same small enough to be trained dozens of times: half the rate, a narrow network, ten epochs.
 
     Only for activity recognition; of other tasks the recipe as it is. The sizes are those of `watch-small`.
     """
-    if recipe.kind != "activity":
+    if recipe.task_name != "activity":
         return recipe
     pattern = Recipe.load("watch-small")
     content, wanted = recipe.to_dict(), pattern.to_dict()
@@ -83,7 +83,7 @@ def small(recipe: Recipe, facts: Mapping[str, Any]) -> Recipe:
     content["model"] |= {key: min(content["model"][key], wanted["model"][key]) for key in ("d_model", "d_state")}
     if content["data"]["length"] > wanted["data"]["length"]:
         halves = content["data"]["length"] // wanted["data"]["length"]
-        content["data"] |= {"length": wanted["data"]["length"], "rate": facts["rate"] / halves}
+        content["data"] |= {"length": wanted["data"]["length"], "rate": metadata["rate"] / halves}
     return Recipe.from_dict(content)
 
 
@@ -94,5 +94,7 @@ def _with(recipe: Recipe, muon: Muon) -> Recipe:
 def _double(recipe: Recipe) -> Recipe:
     model = recipe.task.model  # type: ignore[attr-defined]
     if not hasattr(model, "d_state"):
-        raise ValueError(f"capacity doubles model.d_state, which a {recipe.kind} recipe does not have; leave it out")
+        raise ValueError(
+            f"capacity doubles model.d_state, which a {recipe.task_name} recipe does not have; leave it out"
+        )
     return replace(recipe, task=replace(recipe.task, model=replace(model, d_state=2 * model.d_state)))  # type: ignore[call-arg]

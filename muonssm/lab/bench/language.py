@@ -86,7 +86,7 @@ class Report:
     rounds: int
     progress: Any  # a tqdm bar
     rows: list[Speed] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, float] = field(default_factory=dict)
     bounds: dict[str, Bound] = field(default_factory=dict)
 
     def section(
@@ -106,7 +106,7 @@ class Report:
 
     def ratio(self, name: str, value: float, bound: Bound | None = None) -> None:
         """Keeps a ratio, and what it may be."""
-        self.facts[name] = value
+        self.metadata[name] = value
         if bound is not None:
             self.bounds[name] = bound
 
@@ -120,7 +120,7 @@ class Report:
             speed, each = f"{row.tokens_per_second:>10.0f} tokens/s", f"{row.milliseconds:>9.4f} ms a token"
             lines.append(f"  {row.name:<24} {speed} {each} {row.times:>8.2f}x")
         lines.append("")
-        for name, value in self.facts.items():
+        for name, value in self.metadata.items():
             verdict = self.bounds[name].verdict(value) if name in self.bounds else ""
             lines.append(f"{name:<50} {value:>6.2f}  {verdict}".rstrip())
         return "\n".join(lines)
@@ -302,6 +302,6 @@ def run(output: Path, rounds: int, thread_count: int, sizes: Sizes = Sizes()) ->
     print(f"\n{model}, no SwiGLU, float32, {thread_count} threads")
     print(report.table())
     print("\nbest of several, in turns; x: times the first of the section (more than 1 is slower than it)")
-    facts = report.facts | {f"size, {name}": float(value) for name, value in asdict(sizes).items()}
-    write_record(output / "language.json", thread_count, list(report.rows), facts)
+    metadata = report.metadata | {f"size, {name}": float(value) for name, value in asdict(sizes).items()}
+    write_record(output / "language.json", thread_count, list(report.rows), metadata)
     return 0

@@ -84,7 +84,7 @@ def run(output: Path, rounds: int, thread_count: int) -> int:
     """All mixers; prints the table and writes mixers.json into `output`."""
     from tqdm import tqdm
 
-    rows, facts, modules = [], {}, originals()
+    rows, metadata, modules = [], {}, originals()
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, BATCH, LENGTH, WIDTH, generator=generator)
     x.requires_grad_()
@@ -100,11 +100,11 @@ def run(output: Path, rounds: int, thread_count: int) -> int:
             seconds = best_seconds(steps, rounds, budget=20.0)
             title = f"{name}, training step"
             rows += [Row(title, kind, 1e3 * value, value / seconds["plain"]) for kind, value in seconds.items()]
-            facts[f"muon over plain, {name}"] = seconds["muon"] / seconds["plain"]
+            metadata[f"muon over plain, {name}"] = seconds["muon"] / seconds["plain"]
             if "transformers" in seconds:
-                facts[f"transformers over plain, {name}"] = seconds["transformers"] / seconds["plain"]
+                metadata[f"transformers over plain, {name}"] = seconds["transformers"] / seconds["plain"]
     print(f"\nd_model {WIDTH}, {BATCH} sequences of {LENGTH} steps, float32, {thread_count} threads")
-    print(table(rows, facts))
+    print(table(rows, metadata))
     print("\nms: best of several, in turns; x: times the first of the section (more than 1 is slower than it)")
-    write_record(output / "mixers.json", thread_count, rows, facts)
+    write_record(output / "mixers.json", thread_count, rows, metadata)
     return 0

@@ -39,7 +39,7 @@ class Suite:
     rounds: int
     progress: Any  # a tqdm bar
     rows: list[Row]
-    facts: dict[str, float]
+    metadata: dict[str, float]
 
     def section(
         self, title: str, workload: Workload, contenders: list[Contender], train: bool, times: int = 1
@@ -76,7 +76,7 @@ def memory_sections(suite: Suite) -> None:
     for train in (False, True):
         kind = "forward + backward" if train else "forward"
         seconds = suite.section(f"memory, L 2048, {kind}", work, contenders, train)
-        suite.facts[f"muon over plain, memory, {kind}"] = seconds["native"] / seconds["native, plain"]
+        suite.metadata[f"muon over plain, memory, {kind}"] = seconds["native"] / seconds["native, plain"]
     short = MemoryWorkload.make(1, 512, HEADS, DIM, DIM)
     everyone = [short.contender(name) for name in ("native", "chunked", "reference", "scan")]
     everyone.append(short.gated_delta_rule("recurrent"))
@@ -84,7 +84,7 @@ def memory_sections(suite: Suite) -> None:
     square = torch.randn(2048, 2048)
     rate = best_seconds({"sgemm": lambda: square @ square, "native": forward(contenders[0].run)}, suite.rounds)
     flops = 10 * DIM * DIM * HEADS * 2048
-    suite.facts["share of sgemm's rate, memory forward"] = flops / rate["native"] / (2 * 2048**3 / rate["sgemm"])
+    suite.metadata["share of sgemm's rate, memory forward"] = flops / rate["native"] / (2 * 2048**3 / rate["sgemm"])
 
 
 def selective_sections(suite: Suite) -> None:
@@ -93,7 +93,7 @@ def selective_sections(suite: Suite) -> None:
         work = SelectiveWorkload.make(4, 1024, 256, N)
         contenders = [work.contender("native"), work.plain("native"), work.contender("chunked"), work.mambapy()]
         seconds = suite.section(f"selective scan, N {N}, forward + backward", work, contenders, train=True)
-        suite.facts[f"muon over plain, selective scan N {N}"] = seconds["native"] / seconds["native, plain"]
+        suite.metadata[f"muon over plain, selective scan N {N}"] = seconds["native"] / seconds["native, plain"]
 
 
 def decode_section(suite: Suite) -> None:
@@ -120,8 +120,8 @@ def length_section(suite: Suite, lengths: tuple[int, ...]) -> dict[str, dict[int
         suite.rounds = rounds
         peaks.append(float(peak_bytes(training(work.ours("native", Muon()), torch.ones_like(work.v), work.inputs))))
     ours = [curves["native"][L] for L in lengths]
-    suite.facts["exponent of time in length"] = exponent(list(lengths), ours)
-    suite.facts["exponent of memory in length"] = exponent(list(lengths), peaks)
+    suite.metadata["exponent of time in length"] = exponent(list(lengths), ours)
+    suite.metadata["exponent of memory in length"] = exponent(list(lengths), peaks)
     return curves
 
 
@@ -151,7 +151,7 @@ def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
     plt.close(figure)
 
 
-def table(rows: list[Row], facts: dict[str, float]) -> str:
+def table(rows: list[Row], metadata: dict[str, float]) -> str:
     """What is printed: one block a section, ratios to its first line."""
     lines, section = [], None
     for row in rows:
@@ -160,13 +160,13 @@ def table(rows: list[Row], facts: dict[str, float]) -> str:
             lines.append(f"\n{section}")
         lines.append(f"  {row.name:<24} {row.milliseconds:>10.3f} ms {row.times:>9.2f}x")
     lines.append("")
-    lines += [f"{name:<45} {value:.2f}" for name, value in facts.items()]
+    lines += [f"{name:<45} {value:.2f}" for name, value in metadata.items()]
     return "\n".join(lines)
 
 
-def write_record(path: Path, thread_count: int, rows: list[Row], facts: dict[str, float]) -> None:
+def write_record(path: Path, thread_count: int, rows: list[Row], metadata: dict[str, float]) -> None:
     """What was measured, and on what machine, as JSON; all of it or nothing."""
-    record = {"info": describe(), "threads": thread_count, "rows": [asdict(row) for row in rows], "facts": facts}
+    record = {"info": describe(), "threads": thread_count, "rows": [asdict(row) for row in rows], "metadata": metadata}
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as part:
         part.write_text(json.dumps(record, indent=1))
@@ -186,9 +186,9 @@ def run(output: Path, rounds: int, thread_count: int, longest: int) -> int:
         selective_sections(suite)
         decode_section(suite)
         curves = length_section(suite, lengths)
-    print(table(suite.rows, suite.facts))
+    print(table(suite.rows, suite.metadata))
     print("\nms: best of several, in turns; x: times the first of the section (more than 1 is slower than it)")
-    write_record(output / "bench.json", thread_count, suite.rows, suite.facts)
+    write_record(output / "bench.json", thread_count, suite.rows, suite.metadata)
     draw(curves, output / "bench.png")
     print(f"wrote {output / 'bench.png'}")
     return 0

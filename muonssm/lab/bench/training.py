@@ -85,10 +85,10 @@ def run(output: Path, rounds: int, thread_count: int) -> int:
         seconds = best_seconds({name: step_of(model, x, labels) for name, model in models.items()}, rounds, budget=60.0)
     rows = [Row("activity recipe, Mamba, training step", n, 1e3 * s, s / seconds["plain"]) for n, s in seconds.items()]
     epoch = -(-WINDOWS // BATCH)
-    facts = {f"seconds an epoch of watch, {name}": epoch * value for name, value in seconds.items()}
-    facts["transformers over plain"] = seconds["transformers"] / seconds["plain"]
-    facts["muon over plain"] = seconds["muon"] / seconds["plain"]
+    metadata = {f"seconds an epoch of watch, {name}": epoch * value for name, value in seconds.items()}
+    metadata["transformers over plain"] = seconds["transformers"] / seconds["plain"]
+    metadata["muon over plain"] = seconds["muon"] / seconds["plain"]
     print(f"\nd_model 128, d_state 64, {BATCH} windows of {LENGTH}, two layers, float32, {thread_count} threads")
-    print(table(rows, facts))
-    write_record(output / "training.json", thread_count, rows, facts)
+    print(table(rows, metadata))
+    write_record(output / "training.json", thread_count, rows, metadata)
     return 0

@@ -63,9 +63,9 @@ def run(output: Path, rounds: int, thread_count: int) -> int:
         seconds = best_seconds(steps, rounds, budget=120.0)
         shares = {name: share_of_scans(step) for name, step in steps.items()}
     rows = [Row("MambaVision-T, training step", n, 1e3 * s, s / seconds["plain"]) for n, s in seconds.items()]
-    facts = {f"share of the scans, {name}": share for name, share in shares.items()}
-    facts["muon over plain"] = seconds["muon"] / seconds["plain"]
+    metadata = {f"share of the scans, {name}": share for name, share in shares.items()}
+    metadata["muon over plain"] = seconds["muon"] / seconds["plain"]
     print(f"\n{BATCH} images of {PIXELS} x {PIXELS}, float32, {thread_count} threads")
-    print(table(rows, facts))
-    write_record(output / "vision.json", thread_count, rows, facts)
+    print(table(rows, metadata))
+    write_record(output / "vision.json", thread_count, rows, metadata)
     return 0

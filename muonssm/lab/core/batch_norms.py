@@ -1,7 +1,7 @@
-"""Statistics of batch norms, computed anew from the training data.
+"""Recompute batch norm statistics from training data.
 
-Running statistics lag behind the weights, and those of averaged weights are none that these weights ever gave. Where
-batches are small, or a norm sees a few numbers of each image, that costs much of a score.
+Running statistics lag behind the weights, and those of averaged weights never belonged to these weights. With small
+batches, or norms over a few numbers per image, this costs much of a score.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from transformers import set_seed
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Those that keep running statistics."""
+    """The batch norms of a model that keep running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 @torch.no_grad()
-def renew(model: nn.Module, batches: Iterable[dict[str, Any]]) -> None:
-    """Makes the statistics of all batch norms their mean over `batches`; leaves the model in evaluation.
+def recompute_statistics(model: nn.Module, batches: Iterable[dict[str, Any]]) -> None:
+    """Set the statistics of all batch norms to their mean over `batches`; leave the model in evaluation mode.
 
-    Only the norms are in training meanwhile: dropout, and whatever else differs, is as in evaluation.
+    Only the norms are in training mode meanwhile; dropout and the like stay in evaluation mode.
     """
     norms = batch_norms(model)
     before = [norm.momentum for norm in norms]
     model.eval()
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the mean, every batch alike
+        norm.momentum = None  # plain mean over batches
         norm.train()
     try:
         for batch in batches:
@@ -46,8 +46,8 @@ def renew(model: nn.Module, batches: Iterable[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def apart(seed: int) -> Iterator[None]:
-    """Random numbers from `seed` inside, and afterwards as if none had been drawn."""
+def isolated_random_state(seed: int) -> Iterator[None]:
+    """Seed all random generators inside the block, and restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         set_seed(seed)
@@ -58,7 +58,7 @@ def apart(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def drawn(count: int, items: int, size: int) -> list[list[int]]:
-    """`items` numbers below `count`, none twice, in parts of nearly one length and at most `size`."""
+def draw_batches(count: int, items: int, size: int) -> list[list[int]]:
+    """`items` distinct indices below `count`, in batches of nearly equal length, at most `size`."""
     chosen = torch.randperm(count)[:items]
     return [part.tolist() for part in chosen.tensor_split(-(-len(chosen) // size))]

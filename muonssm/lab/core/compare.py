@@ -1,43 +1,29 @@
-"""Plain against Muon: the same weights to start from, the same batches, the same budget, over seeds and folds.
+"""Variants of one recipe on equal terms: same initial weights, same batches, same budget, over seeds and folds.
 
-What differs between two runs of a pair is the memory update alone: both draw their weights, batches, dropout and
-augmentation from the same seed. The test part of each is scored once, with the weights of the best validation epoch.
+Two runs with the same seed and fold differ in the memory rule alone: weights, batches, dropout and augmentation are
+drawn from the same seed. Each run's test set is scored once, with the weights that its validation set selected.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muonssm.lab.activity.paper import published
-
 from .recipe import Recipe
 from .run_folder import RunFolder, as_json
-from .task import Metric, Prepared
+from .task import DataSplits, Metric
 from .trainer import train
 
-KINDS = ("plain", "muon")
-PEERS = ("minirocket",)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of a comparison: who, with what seed, on what fold, in what folder, with what scores on the test part."""
-
-    kind: str
-    seed: int
-    fold: int
-    folder: str
-    scores: dict[str, Any]
+VARIANTS = ("plain", "muon")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of paired differences, and its 95% confidence interval by Student's t; no bounds for a single pair."""
+    """Mean of paired differences with its 95% confidence interval (Student's t); no bounds for a single pair."""
 
     mean: float | None
     low: float | None
@@ -46,7 +32,7 @@ class Interval:
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> Interval:
-        """From one difference a pair."""
+        """From one difference per pair."""
         if not differences:
             return cls(None, None, None, 0)
         mean, n = statistics.fmean(differences), len(differences)
@@ -59,162 +45,208 @@ class Interval:
 
     def __str__(self) -> str:
         if not self.pairs:
-            return "unknown: no pair of runs without one that diverged"
+            return "unknown: every pair has a run that diverged"
         if self.low is None:
             return f"{self.mean:+.2f} (one pair: no interval)"
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a score over runs; None for the mean of diverged runs, or of a single run's."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread:
+        """Diverged runs (None) are left out."""
+        known = [value for value in values if value is not None]
+        deviation = statistics.stdev(known) if len(known) > 1 else None
+        return cls(statistics.fmean(known) if known else None, deviation)
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return "diverged"
+        return f"{self.mean:.2f}" + ("" if self.deviation is None else f" ± {self.deviation:.2f}")
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run of a comparison: its variant, seed, fold and folder, and its scores on the test sets."""
+
+    variant: str
+    seed: int
+    fold: int
+    folder: str
+    scores: dict[str, Any]
+    extra_tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss is not a number."""
+        return self.scores.get("loss", 0) is None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`, as comparison.json has it.
+
+    Attributes:
+        title: what was compared.
+        metrics: the scores; the first is the headline.
+        recipe: the recipe of Muon's runs, as JSON.
+        seeds, folds, against: the arguments of `compare`.
+        runs: every run.
+        paper: the paper's scores by variant and metric; empty where it has none.
+    """
+
+    title: str
+    metrics: tuple[Metric, ...]
+    recipe: dict[str, Any]
+    seeds: int
+    folds: int
+    against: str | None
+    runs: tuple[ComparedRun, ...]
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants, in the order of the runs."""
+        return list(dict.fromkeys(run.variant for run in self.runs))
+
+    @property
+    def extra_tests(self) -> list[str]:
+        """Names of the further test sets."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.extra_tests))
+
+    def runs_of(self, variant: str) -> list[ComparedRun]:
+        """The runs of one variant."""
+        return [run for run in self.runs if run.variant == variant]
+
+    def spread(self, variant: str, metric: str, extra_test: str | None = None) -> Spread:
+        """Mean and deviation of a variant's score on the test set, or on a further one."""
+        runs = self.runs_of(variant)
+        return Spread.of([(run.extra_tests[extra_test] if extra_test else run.scores)[metric] for run in runs])
+
+    def difference(self, variant: str, metric: str) -> Interval:
+        """The variant minus plain, pair by pair (same seed, same fold); pairs with a diverged run are left out."""
+        base = {(run.seed, run.fold): run.scores[metric] for run in self.runs_of("plain")}
+        pairs = [(run.scores[metric], base[run.seed, run.fold]) for run in self.runs_of(variant)]
+        return Interval.of([one - other for one, other in pairs if one is not None and other is not None])
+
+    @property
+    def compared(self) -> list[str]:
+        """The variants that have a difference to plain."""
+        return [variant for variant in self.variants if variant != "plain"] if "plain" in self.variants else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, with means and differences for whoever reads the file without this library."""
+        names = [metric.name for metric in self.metrics]
+        means = {v: {name: asdict(self.spread(v, name)) for name in names} for v in self.variants}
+        differences = {v: {name: asdict(self.difference(v, name)) for name in names} for v in self.compared}
+        own = {**asdict(self), "metrics": [metric._asdict() for metric in self.metrics]}
+        return as_json({**own, "means": means, "differences": differences})
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Comparison:
+        """The inverse of `to_dict`."""
+        own = {key: value for key, value in content.items() if key not in ("means", "differences")}
+        metrics = tuple(Metric(**metric) for metric in own.pop("metrics"))
+        return cls(**own | {"metrics": metrics, "runs": tuple(ComparedRun(**run) for run in own["runs"])})
+
+
 def compare(
     recipe: Recipe, output: str | Path, seeds: int = 1, folds: int = 1, against: str | None = None, resume: bool = False
-) -> dict[str, Any]:
-    """Runs every pair into folders below `output`, and returns what is also written there as comparison.json.
+) -> Comparison:
+    """Train every pair into folders below `output`; write comparison.json there and return its content.
 
     Args:
-        recipe: what Muon's side does; the plain side is the same without Muon.
+        recipe: the recipe of Muon's runs; plain runs are the same without Muon.
         output: a folder.
-        seeds, folds: how many of each; every seed is run on every fold.
-        against: `"minirocket"` for aeon's classifier on the same windows.
-        resume: goes on where an earlier call of the same recipe stopped, also with more seeds or folds.
+        seeds, folds: how many of each; every seed runs on every fold.
+        against: a peer of the task, trained on the same data.
+        resume: continue an earlier call with the same recipe, also with more seeds or folds.
     """
     _check(recipe, seeds, folds, against)
     folder = RunFolder(output)
-    settings = {"recipe": recipe.to_dict()}  # a comparison may be resumed with more seeds, folds or peers
+    settings = {"recipe": recipe.to_dict()}  # a comparison can be resumed with more seeds, folds or peers
     folder.check("comparison-settings.json", settings, resume)
-    trials = []
+    runs, paper = [], {}
     for fold in range(folds):
-        data = recipe.variant(False, 0, fold).task.prepare()
-        folder.begin("comparison-settings.json", settings)  # only now: data that cannot be read leaves no folder
+        data = recipe.task.with_fold(fold).load_data()
+        folder.begin("comparison-settings.json", settings)  # only now: unreadable data leaves no folder behind
+        paper = recipe.task.paper_scores(data.metadata)
         for seed in range(seeds):
-            for kind in (*KINDS, *([against] if against else [])):
-                place = folder.path / f"{kind}-seed{seed}-fold{fold}"
-                if kind in KINDS:
-                    variant = recipe.variant(kind == "plain", recipe.training.seed + seed, fold)
-                    scores = _scores(train(variant, place, resume=True, prepared=data))
-                else:
-                    scores = _minirocket(recipe, data, recipe.training.seed + seed, RunFolder(place))
-                trials.append(Trial(kind, seed, fold, place.name, scores))
-    told = {**settings, "seeds": seeds, "folds": folds, "against": against}
-    result = as_json(summary(recipe, trials) | {"settings": told})
-    folder.write("comparison.json", result)
-    return result
+            for variant in (*VARIANTS, *([against] if against else [])):
+                runs.append(_run(recipe, variant, seed, fold, data, folder))
+    told = {"seeds": seeds, "folds": folds, "against": against}
+    result = Comparison(recipe.task.title, recipe.task.metrics, **settings, **told, runs=tuple(runs), paper=paper)  # type: ignore[arg-type]
+    folder.write("comparison.json", result.to_dict())
+    return Comparison.from_dict(folder.read("comparison.json"))
 
 
-def _scores(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The test part's, and those of further parts."""
-    return {**metrics["test"], **({"more": metrics["more"]} if "more" in metrics else {})}
+def _run(recipe: Recipe, variant: str, seed: int, fold: int, data: DataSplits, folder: RunFolder) -> ComparedRun:
+    """Train one variant, or a peer, unless its folder is finished."""
+    name = f"{variant}-seed{seed}-fold{fold}"
+    random_seed = recipe.training.seed + seed
+    if variant in VARIANTS:
+        metrics = train(recipe.variant(variant, random_seed, fold), folder.path / name, resume=True, data=data)
+    else:
+        metrics = _peer(recipe, variant, random_seed, data, RunFolder(folder.path / name))
+    return ComparedRun(variant, seed, fold, name, metrics["test"], metrics.get("extra_tests", {}))
+
+
+def _peer(recipe: Recipe, name: str, seed: int, data: DataSplits, folder: RunFolder) -> dict[str, Any]:
+    if not folder.is_finished:
+        scores = recipe.task.score_peer(name, data, seed)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write("metadata.json", data.metadata)
+        folder.write("metrics.json", {"test": scores})
+    return folder.read("metrics.json")
 
 
 def _check(recipe: Recipe, seeds: int, folds: int, against: str | None) -> None:
     if seeds < 1:
-        raise ValueError(f"--seeds is {seeds}; it may be 1 or more")
+        raise ValueError(f"--seeds must be 1 or more, got {seeds}")
     if not 1 <= folds <= recipe.task.folds:
-        may = f"1 to {recipe.task.folds}, the recipe's data.folds" if recipe.task.folds > 1 else "1 for this task"
-        raise ValueError(f"--folds is {folds}; it may be {may}")
-    recipe.task.on_fold(folds - 1)
-    if against not in (None, *PEERS):
-        raise ValueError(f"--against is {against!r}; it may be one of {', '.join(PEERS)}")
-    if against is not None and recipe.kind != "activity":
-        raise ValueError(
-            f"--against is {against!r}, which classifies windows; of a {recipe.kind} task it may be left out"
-        )
+        wanted = f"in 1 to {recipe.task.folds} (data.folds)" if recipe.task.folds > 1 else "1 for this task"
+        raise ValueError(f"--folds must be {wanted}, got {folds}")
+    recipe.task.with_fold(folds - 1)
+    if against is not None and against not in recipe.task.peers:
+        wanted = f"one of {', '.join(recipe.task.peers)}" if recipe.task.peers else "left out for this task"
+        raise ValueError(f"--against must be {wanted}, got {against!r}")
 
 
-def summary(recipe: Recipe, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Mean and deviation of every kind, differences to plain, and the paper's figures."""
-    kinds, metrics = list(dict.fromkeys(trial.kind for trial in trials)), recipe.task.metrics
-    by_kind = {kind: [trial for trial in trials if trial.kind == kind] for kind in kinds}
-    rows = {kind: {metric.name: _spread(its, metric.name) for metric in metrics} for kind, its in by_kind.items()}
-    differences = {
-        kind: {metric.name: vars(_difference(by_kind[kind], by_kind["plain"], metric.name)) for metric in metrics}
-        for kind in kinds
-        if kind != "plain" and "plain" in by_kind
-    }
-    parts = list(dict.fromkeys(name for trial in trials for name in trial.scores.get("more", {})))
-    first = metrics[0].name
-    return {
-        "title": recipe.task.title,
-        "metrics": [metric._asdict() for metric in metrics],
-        "kinds": rows,
-        "differences": differences,
-        "more": {part: {kind: _spread(its, first, part) for kind, its in by_kind.items()} for part in parts},
-        "paper": published(recipe.task),
-        "trials": [vars(trial) for trial in trials],
-    }
-
-
-def _spread(trials: Sequence[Trial], metric: str, part: str | None = None) -> dict[str, float | None]:
-    """Mean and deviation of a score; of runs that diverged nothing is known."""
-    found = [trial.scores if part is None else trial.scores["more"][part] for trial in trials]
-    values = [scores[metric] for scores in found if scores[metric] is not None]
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values) if values else None, "deviation": deviation}
-
-
-def _difference(ones: Sequence[Trial], others: Sequence[Trial], metric: str) -> Interval:
-    """Pair by pair: the same seed on the same fold; pairs with a run that diverged are left out."""
-    base = {(trial.seed, trial.fold): trial.scores[metric] for trial in others}
-    pairs = [(trial.scores[metric], base[trial.seed, trial.fold]) for trial in ones]
-    return Interval.of([one - other for one, other in pairs if one is not None and other is not None])
-
-
-def metrics_of(result: dict[str, Any]) -> list[Metric]:
-    """The scores a comparison is about."""
-    return [Metric(**metric) for metric in result["metrics"]]
-
-
-def table(result: dict[str, Any]) -> str:
-    """What is printed: a row a kind, then the differences."""
-    metrics = metrics_of(result)
-    rows = [["test part", *(_head(metric) for metric in metrics)]]
-    rows += [[kind, *(cell(score) for score in row.values())] for kind, row in result["kinds"].items()]
-    rows += [[f"paper, {kind}", *(f"{row[m.name]:.2f}" for m in metrics)] for kind, row in result["paper"].items()]
-    for part, row in result["more"].items():
-        rows += [[f"{kind}, {part}", cell(score)] for kind, score in row.items()]
+def table(result: Comparison) -> str:
+    """The comparison as text: a row per variant, the paper's rows, then the differences."""
+    metrics, headline = result.metrics, result.metrics[0]
+    rows = [["test set", *(metric.heading for metric in metrics)]]
+    rows += [[variant, *(str(result.spread(variant, m.name)) for m in metrics)] for variant in result.variants]
+    rows += [[f"paper, {v}", *(paper_score(scores, m) for m in metrics)] for v, scores in result.paper.items()]
+    for name in result.extra_tests:
+        rows += [[f"{v}, {name}", str(result.spread(v, headline.name, name))] for v in result.variants]
     first, rest = max(len(row[0]) for row in rows), max(len(text) for row in rows for text in row[1:])
     lines = [f"{row[0]:<{first}}" + "".join(f"  {text:>{rest}}" for text in row[1:]) for row in rows]
     lines.append("")
-    for kind, row in result["differences"].items():
-        interval = Interval(**row[metrics[0].name])
+    for variant in result.compared:
+        interval = result.difference(variant, headline.name)
         over = f", 95% interval over {interval.pairs} paired runs" if interval.pairs > 1 else ""
-        lines.append(f"{kind} minus plain, {metrics[0].title}: {interval}{over}")
-    for kind in result["kinds"]:
-        its = [trial for trial in result["trials"] if trial["kind"] == kind]
-        diverged = [trial for trial in its if trial["scores"].get("loss", 0) is None]
-        if diverged:
-            lines.append(f"{len(diverged)} of {len(its)} runs of {kind} diverged: their loss is not a number")
-    return "\n".join(lines)
+        lines.append(f"{variant} minus plain, {headline.title}: {interval}{over}")
+    return "\n".join([*lines, *diverged(result)])
 
 
-def _head(metric: Metric) -> str:
-    return f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+def paper_score(scores: Mapping[str, float], metric: Metric) -> str:
+    """The paper's score as text; a dash where it has none."""
+    return f"{scores[metric.name]:.2f}" if metric.name in scores else "-"
 
 
-def cell(score: dict[str, Any]) -> str:
-    """A mean and, where there is one, its deviation."""
-    if score["mean"] is None:
-        return "diverged"
-    return f"{score['mean']:.2f}" + ("" if score["deviation"] is None else f" ± {score['deviation']:.2f}")
-
-
-def _minirocket(recipe: Recipe, data: Prepared, seed: int, folder: RunFolder) -> dict[str, Any]:
-    """aeon's MiniRocket, trained on the training windows, scored on the test windows."""
-    if folder.is_over:
-        return folder.read("metrics.json")["test"]
-    import numpy as np
-
-    try:
-        from aeon.classification.convolution_based import MiniRocketClassifier
-    except ImportError as error:
-        message = f"--against minirocket needs the extra `bench` (pip install 'muonssm[bench]'): {error}"
-        raise ImportError(message) from error
-    train_set, test_set = (part.windows for part in (data.train, data.test))  # type: ignore[union-attr]
-    model = MiniRocketClassifier(random_state=seed, n_jobs=-1)
-    model.fit(train_set.x.mT.numpy(), train_set.y.numpy())
-    found = model.predict(test_set.x.mT.numpy())
-    logits = np.eye(len(data.facts["classes"]))[found]
-    scores = {key: value for key, value in recipe.task.score(logits, test_set.y.numpy()).items() if key != "loss"}
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write("facts.json", data.facts)
-    folder.write("metrics.json", {"test": scores})
-    return scores
+def diverged(result: Comparison) -> list[str]:
+    """A sentence for each variant with diverged runs."""
+    sentences = []
+    for variant in result.variants:
+        runs = result.runs_of(variant)
+        count = sum(run.diverged for run in runs)
+        if count:
+            sentences.append(f"{count} of {len(runs)} runs of {variant} diverged: their loss is not a number")
+    return sentences

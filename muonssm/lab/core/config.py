@@ -1,11 +1,10 @@
-"""`TrainingConfig`: how long, how fast, with what optimiser, on how many processes."""
+"""`TrainingConfig`: budget, optimizer, schedule and parallelism of a run."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_choice, check_int, check_number
 
 CHOICES = {
     "optimizer": ("adam", "adamw", "lamb"),
@@ -17,35 +16,42 @@ CHOICES = {
 }
 
 
+INTEGERS = {  # with their least values
+    "epochs": 1, "batch_size": 1, "accumulation": 1, "steps": 0, "evaluate_every": 0, "statistics": 0, "patience": 0,
+    "seed": 0, "workers": 0,
+}  # fmt: skip
+FRACTIONS = ("warmup", "cooldown", "label_smoothing", "final_rate", "beta1", "beta2", "ema")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The defaults are the paper's for activity recognition (appendix B.4).
+    """Training settings. The defaults are the paper's for sensor windows (appendix B.4).
 
     Attributes:
-        epochs: at most so many passes over the training data.
-        steps: so many optimiser steps in place of epochs; 0 goes by epochs.
-        evaluate_every: steps between validations and checkpoints; 0 is once an epoch.
-        batch_size: items a step, over all processes.
-        accumulation: in how many parts a process takes its share of a batch, to fit memory.
-        learning_rate: at the start; a cosine takes it to `final_rate` times that.
-        final_rate: where the cosine ends, as a part of the learning rate.
-        warmup: part of all steps over which the learning rate rises first.
-        weight_decay: of the optimiser; `"adam"` adds it to the gradient, `"adamw"` takes it from the weights.
-        cooldown: part of all steps, at the end, that stay at the final rate.
+        epochs: passes over the training data, at most.
+        steps: optimizer steps instead of epochs; 0 counts epochs.
+        evaluate_every: steps between validations and checkpoints; 0 validates once per epoch.
+        batch_size: items per step, over all processes.
+        accumulation: micro-batches per step and process, to fit memory.
+        learning_rate: peak learning rate; a cosine decays it to `final_rate` times that.
+        final_rate: final learning rate, as a fraction of the peak.
+        warmup: fraction of all steps with a rising learning rate.
+        weight_decay: `"adam"` adds it to the gradient, `"adamw"` decouples it.
+        cooldown: fraction of all steps, at the end, with the final learning rate.
         optimizer: `"adam"`, `"adamw"` or `"lamb"` (timm's).
-        beta1, beta2: of the optimiser.
-        clip: largest norm of the gradient.
-        patience: validations without a better score before it ends; 0 never ends early.
-        keep: the weights of the `"best"` validation, or the `"last"`.
-        ema: of a moving average of the weights, what stays of it at each step; the average is what is kept. 0: none.
-        statistics: of batch norms, from how many training items they are computed anew for the weights that are
-            validated and kept; 0 keeps the running ones of training.
-        label_smoothing: part of the target that goes to all classes alike.
+        beta1, beta2: of the optimizer.
+        clip: largest gradient norm.
+        patience: validations without improvement before training stops; 0 never stops early.
+        keep: weights of the `"best"` validation, or the `"last"`.
+        ema: decay of a moving average of the weights, which is then validated and kept; 0 keeps none.
+        statistics: number of training items from which batch norm statistics are recomputed before every validation;
+            0 keeps the running statistics.
+        label_smoothing: fraction of the target spread over all classes.
         precision: `"float32"`, or `"bfloat16"` for autocast (weights and states stay float32).
-        checkpointing: whether activations are computed again in the backward pass, to save memory.
-        distributed: among processes of torchrun, `"ddp"` gives each a copy of the weights, `"fsdp2"` a share of them.
-        workers: processes that load and augment data.
-        snapshots: whether the weights of every validation stay, in snapshots/, for what is to be seen along training.
+        checkpointing: recompute activations in the backward pass, to save memory.
+        distributed: with several torchrun processes, `"ddp"` replicates the weights and `"fsdp2"` shards them.
+        workers: data loading processes.
+        snapshots: keep the weights of every validation in snapshots/, for analyses along training.
         seed: of weights, batches, dropout and augmentation.
     """
 
@@ -76,31 +82,22 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "batch_size": 1, "accumulation": 1}
-        whole = ("steps", "evaluate_every", "statistics", "patience", "seed", "workers")
-        for name in (*least, *whole):
-            value, low = getattr(self, name), least.get(name, 0)
-            if not is_int(value, low):
-                raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
-        high = {"weight_decay": math.inf}
-        for name in ("warmup", "cooldown", "weight_decay", "label_smoothing", "final_rate", "beta1", "beta2", "ema"):
-            value, top = getattr(self, name), high.get(name, 1.0)
-            if not is_number(value) or not 0 <= value <= top:
-                raise ValueError(f"{name} is {value!r}; it may be in [0, {top:g}]")
+        for name, least in INTEGERS.items():
+            check_int(name, getattr(self, name), least)
+        for name in FRACTIONS:
+            check_number(name, getattr(self, name), 0, 1)
+        check_number("weight_decay", self.weight_decay, 0)
         for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value!r}; it may be a number > 0")
-        for name, may in CHOICES.items():
-            if getattr(self, name) not in may:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {may}")
+            check_number(name, getattr(self, name), 0, open_low=True)
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
         if self.patience and self.keep == "last" and not self.evaluate_every and self.steps:
-            raise ValueError(f"patience is {self.patience}; without evaluate_every it may be 0")
+            raise ValueError(f"patience must be 0 without evaluate_every, got {self.patience}")
 
     def share(self, processes: int) -> int:
-        """Items that a process takes at once; raises if a batch cannot be shared out evenly."""
-        parts = processes * self.accumulation
-        if self.batch_size % parts:
-            told = f"{processes} processes and accumulation = {self.accumulation}"
-            raise ValueError(f"batch_size is {self.batch_size}; with {told} it may be a multiple of {parts}")
-        return self.batch_size // parts
+        """Items per process and micro-batch; raise if a batch cannot be divided evenly."""
+        count = processes * self.accumulation
+        if self.batch_size % count:
+            reason = f"{processes} processes with accumulation = {self.accumulation}"
+            raise ValueError(f"batch_size must be a multiple of {count} for {reason}, got {self.batch_size}")
+        return self.batch_size // count

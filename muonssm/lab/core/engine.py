@@ -1,13 +1,12 @@
-"""`TaskTrainer`: transformers' Trainer for any task: the optimiser, the loss and the scores of this library.
+"""`TaskTrainer`: transformers' Trainer with this library's optimizer, loss and scores, for any task.
 
-Why this engine: it brings accelerate's DDP and FSDP2, exact resuming, gradient accumulation and callbacks, and whoever
-trains with transformers knows it.
+Why this engine: it brings accelerate's DDP and FSDP2, exact resuming, gradient accumulation and callbacks, and many
+users know it.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,29 +20,29 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from muonssm.lab.language.shards import IGNORED
-
-from .batch_norms import apart, batch_norms, drawn, renew
-from .evaluate import count_scores
+from .batch_norms import batch_norms, draw_batches, isolated_random_state, recompute_statistics
+from .evaluate import score_split
 from .optimizer import WeightAverage, build_optimizer, cosine_with_cooldown
 from .progress import Clock
 from .recipe import Recipe
 from .run_folder import RunFolder
-from .task import Prepared, Scorer
+from .task import DataSplits
 
 
 def processes() -> int:
-    """How many torchrun started."""
+    """The number of processes that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -> TrainingArguments:
-    """The recipe's training section as transformers spells it."""
+def training_arguments(
+    recipe: Recipe, model: nn.Module, items: int, folder: RunFolder, epochs: float
+) -> TrainingArguments:
+    """Translate the recipe's training section for transformers."""
     config = recipe.training
     share = config.share(processes())
     steps = config.steps or -(-items // config.batch_size) * config.epochs
-    best = recipe.task.metrics[0]
-    rhythm = "steps" if config.evaluate_every else "epoch"
+    headline = recipe.task.metrics[0]
+    interval = "steps" if config.evaluate_every else "epoch"
     cosine = {"lr_scheduler_type": "cosine"}
     if config.final_rate:
         cosine = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": config.final_rate}}  # type: ignore[dict-item]
@@ -52,7 +51,7 @@ def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -
         num_train_epochs=epochs,
         max_steps=config.steps or -1,
         per_device_train_batch_size=share,
-        per_device_eval_batch_size=share * (1 if recipe.task.by_loss else 4),
+        per_device_eval_batch_size=share * recipe.task.eval_batch_factor,
         gradient_accumulation_steps=config.accumulation,
         learning_rate=config.learning_rate,
         warmup_steps=round(config.warmup * steps),
@@ -61,17 +60,16 @@ def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -
         seed=config.seed,
         bf16=config.precision == "bfloat16",
         gradient_checkpointing=config.checkpointing,
-        eval_strategy=rhythm,
+        eval_strategy=interval,
         eval_steps=config.evaluate_every or None,
-        save_strategy=rhythm,
+        save_strategy=interval,
         save_steps=config.evaluate_every or 500,
-        logging_strategy=rhythm,
+        logging_strategy=interval,
         logging_steps=max(1, config.evaluate_every // 10) if config.evaluate_every else 500,
         save_total_limit=2,
         load_best_model_at_end=config.keep == "best",
-        metric_for_best_model=best.name,
-        greater_is_better=best.higher,
-        prediction_loss_only=recipe.task.by_loss,
+        metric_for_best_model=headline.name,
+        greater_is_better=headline.higher_is_better,
         restore_callback_states_from_checkpoint=True,
         remove_unused_columns=False,
         label_names=["labels"],
@@ -83,49 +81,57 @@ def arguments_of(recipe: Recipe, items: int, folder: RunFolder, epochs: float) -
         dataloader_num_workers=config.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         fsdp=config.distributed == "fsdp2" and processes() > 1,  # type: ignore[arg-type]
-        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": ["Block"]},
+        fsdp_config=_fsdp_settings(model),
         **cosine,  # type: ignore[arg-type]
     )
 
 
+def _fsdp_settings(model: nn.Module) -> dict[str, Any]:
+    """Shard block by block; the model names the classes of its blocks as transformers' models do."""
+    blocks = list(getattr(model, "_no_split_modules", None) or [])
+    return {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "transformer_layer_cls_to_wrap": blocks}
+
+
 class Averaging(TrainerCallback):
-    """Keeps an average of the weights up to date."""
+    """Updates the moving average of the weights."""
 
     def __init__(self, average: WeightAverage) -> None:
         self.average = average
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
-        """After the optimiser."""
+        """After the optimizer step."""
         self.average.update(model, state.global_step)
 
 
 class Snapshots(TrainerCallback):
-    """Keeps the weights of the start and of every validation."""
+    """Saves the weights at the start and at every validation."""
 
     def __init__(self, trainer: TaskTrainer, folder: RunFolder) -> None:
         self.trainer, self.folder = trainer, folder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """The weights that training starts from."""
+        """Save the initial weights."""
         self.folder.save_snapshot(state.global_step, self.trainer.weights())
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Those that were just validated."""
+        """Save the weights that were just validated."""
         self.folder.save_snapshot(state.global_step, self.trainer.weights())
 
 
 class TaskTrainer(Trainer):
-    """transformers' Trainer for a task of ours."""
+    """transformers' Trainer for a task."""
 
     model: nn.Module
 
-    def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, data: Prepared) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, data: DataSplits) -> None:
         self.recipe, self.task = recipe, recipe.task
         self.last_weights: dict[str, Tensor] = {}
-        tokens = data.facts.get("tokens_per_item")
+        tokens = data.metadata.get("tokens_per_item")
         self.average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
         if recipe.training.statistics and not batch_norms(model):
-            raise ValueError(f"statistics is {recipe.training.statistics}; of a model without batch norms it may be 0")
+            raise ValueError(
+                f"training.statistics must be 0 for a model without batch norms, got {recipe.training.statistics}"
+            )
         self.clock = Clock(None if tokens is None else tokens * recipe.training.batch_size)
         super().__init__(
             model,
@@ -133,16 +139,11 @@ class TaskTrainer(Trainer):
             data_collator=functools.partial(recipe.task.collate, training=False),
             train_dataset=data.train,
             eval_dataset=data.validation,
-            compute_metrics=None if self.task.by_loss else self._compute,
             callbacks=[self.clock, *([Averaging(self.average)] if self.average else [])],
         )
 
-    def _compute(self, prediction: Any) -> dict[str, float]:
-        scores = self.task.score(prediction.predictions, prediction.label_ids)
-        return {metric.name: scores[metric.name] for metric in self.task.metrics}
-
     def create_accelerator_and_postprocess(self) -> None:
-        """accelerate shards over GPUs alone, though FSDP2 works over gloo as well: so that CPUs may do it too."""
+        """Let CPUs shard too: accelerate does FSDP2 on GPUs only, though it works over gloo."""
         super().create_accelerator_and_postprocess()
         state = self.accelerator.state
         if self.args.fsdp_plugin_args and state.distributed_type == DistributedType.MULTI_CPU:
@@ -151,101 +152,67 @@ class TaskTrainer(Trainer):
             self.is_fsdp_enabled = True
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
-        """A validation, with which training also ends; the checkpoint after it has new statistics of norms too."""
-        self._renew_statistics()
+        """Validate, with recomputed batch norm statistics if the recipe asks for them."""
+        self._recompute_statistics()
         return super().evaluate(*arguments, **options)
 
-    def _renew_statistics(self) -> None:
-        """Of the averaged weights if there are any: from the same items each time, all of them in every process."""
+    def _recompute_statistics(self) -> None:
+        """From the same training items each time, all of them in every process; for averaged weights if there are any."""
         training, data = self.recipe.training, self.train_dataset
         if not training.statistics:
             return
-        with apart(training.seed), self.accelerator.autocast():
-            parts = drawn(len(data), training.statistics, self.args.per_device_eval_batch_size)  # type: ignore[arg-type]
-            items = ([data[i] for i in part] for part in parts)  # type: ignore[index]
-            batches = (self._prepare_inputs(self.task.collate(part, training=True)) for part in items)
-            renew(self.average.average.module if self.average else self.model, batches)
+        with isolated_random_state(training.seed), self.accelerator.autocast():
+            size = self.args.per_device_eval_batch_size
+            batches = draw_batches(len(data), training.statistics, size)  # type: ignore[arg-type]
+            items = ([data[i] for i in batch] for batch in batches)  # type: ignore[index]
+            inputs = (self._prepare_inputs(self.task.collate(batch, training=True)) for batch in items)
+            recompute_statistics(self.average.average.module if self.average else self.model, inputs)
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
-        """By the averaged weights if there are any; see `_evaluation` for how tasks differ."""
-        if self.average is None:
-            return self._evaluation(dataloader, *arguments, **options)
-        with self.average.inside(self.model):
-            return self._evaluation(dataloader, *arguments, **options)
-
-    def _evaluation(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
-        """For tasks that go by their loss its exact mean over all labels, the same for any number of processes.
-
-        What a task counts itself, every process counts whole.
-        """
-        scorer = self.task.scorer(dataloader.dataset)
-        if scorer is None and not self.task.by_loss:
-            return super().evaluation_loop(dataloader, *arguments, **options)
-        scores = self._count(scorer, dataloader.dataset) if scorer else self._loss_scores(dataloader.dataset)
+        """Score a split for the Trainer."""
+        scores = self.score(dataloader.dataset)
         prefix = options.get("metric_key_prefix", "eval")
-        metrics = {f"{prefix}_{metric.name}": scores[metric.name] for metric in self.task.metrics}
+        names = dict.fromkeys([*(metric.name for metric in self.task.metrics), "loss"])
+        metrics = {f"{prefix}_{name}": scores[name] for name in names if name in scores}
         return EvalLoopOutput(None, None, metrics, len(dataloader.dataset))  # type: ignore[arg-type]
 
-    def _count(self, scorer: Scorer, dataset: Any) -> dict[str, Any]:
-        size = self.args.per_device_eval_batch_size
-        with self.accelerator.autocast():
-            return count_scores(scorer, self.task, self.model, dataset, size, self._prepare_inputs)
-
-    def _loss_scores(self, dataset: Any) -> dict[str, Any]:
-        return self.task.score_loss(self._mean_loss(dataset))
-
-    @torch.no_grad()
-    def _mean_loss(self, dataset: Any) -> float:
-        """Every process takes its turns, as many as the others (sharded weights need all of them at once)."""
-        size, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
-        turns = math.ceil(len(dataset) / (size * world))
-        total = torch.zeros(2, dtype=torch.float64)
-        self.model.eval()
-        for turn in range(turns):
-            first = (turn * world + rank) * size
-            items = [dataset[i] for i in range(first, min(first + size, len(dataset)))]
-            batch = self._prepare_inputs(self.task.collate(items or [dataset[0]], training=False))
-            with self.accelerator.autocast():
-                loss = self.model(**batch)["loss"]
-            labels = (batch["labels"] != IGNORED).sum() if items else torch.tensor(0)
-            total += torch.stack([loss.detach().double().cpu() * labels.cpu(), labels.cpu().double()])
-        summed: Any = self.accelerator.reduce(total.to(self.args.device), reduction="sum")
-        return (summed[0] / summed[1]).item()
+    def score(self, split: Any) -> dict[str, Any]:
+        """All scores of the model on a split, with the averaged weights if there are any."""
+        arguments = self.args
+        with self.average.applied_to(self.model) if self.average else nullcontext(), self.accelerator.autocast():
+            return score_split(
+                self.task,
+                self.model,
+                split,
+                arguments.per_device_eval_batch_size,
+                self._prepare_inputs,
+                arguments.process_index,
+                arguments.world_size,
+            )
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """With the time it took."""
+        """Add the training time."""
         self.clock.add(logs, self.state.global_step)
         super().log(logs, *arguments, **options)
-
-    def scored(self, dataset: Any) -> dict[str, Any]:
-        """All scores of the model on one part."""
-        scorer = self.task.scorer(dataset)
-        if scorer is not None:
-            with self.average.inside(self.model) if self.average else nullcontext():
-                return self._count(scorer, dataset)
-        prediction: Any = self.predict(dataset)
-        if self.task.by_loss:
-            return self.task.score_loss(prediction.metrics["test_loss"])
-        return self.task.score(prediction.predictions, prediction.label_ids)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The model's own loss; while it trains, with smoothed labels if asked for."""
+        """The model's own loss; during training with label smoothing if the recipe asks for it."""
         smoothing = self.recipe.training.label_smoothing
         if not (smoothing and model.training):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**inputs)
+        if "logits" not in outputs:
+            raise ValueError(f"training.label_smoothing must be 0 for a model without logits, got {smoothing}")
         logits, labels = outputs["logits"].flatten(0, -2), inputs["labels"].flatten()
-        if not logits.is_floating_point():
-            raise ValueError(f"label_smoothing is {smoothing}; of this task, whose model keeps no logits, it may be 0")
-        whole = num_items_in_batch is not None  # all labels of a batch that is taken in parts, over all processes
-        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum" if whole else "mean")
-        loss = loss / num_items_in_batch * self.accelerator.num_processes if whole else loss
+        accumulated = num_items_in_batch is not None  # number of labels over all micro-batches and processes
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum" if accumulated else "mean")
+        loss = loss / num_items_in_batch * self.accelerator.num_processes if accumulated else loss
         return (loss, outputs) if return_outputs else loss
 
     def get_train_dataloader(self) -> Any:
-        """Batches as in evaluation, but made for training."""
+        """Collate training batches with augmentation."""
         evaluating = self.data_collator
         self.data_collator = functools.partial(self.task.collate, training=True)
         try:
@@ -254,19 +221,20 @@ class TaskTrainer(Trainer):
             self.data_collator = evaluating
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Ours; what is marked so is spared weight decay."""
+        """Build the optimizer; skip weight decay for `no_weight_decay` parameters."""
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.model if model is None else model, self.recipe.training)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """transformers' cosine, or one that ends in a cooldown."""
+        """Use transformers' cosine schedule, or ours with a cooldown."""
         if self.recipe.training.cooldown and self.lr_scheduler is None:
             chosen: Any = optimizer or self.optimizer
             self.lr_scheduler = cosine_with_cooldown(chosen, self.recipe.training, num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save the EMA before the trainer finalizes the checkpoint."""
         if self.average is not None and self.args.should_save:
             self.average.save(Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}")
         super()._save_checkpoint(model, trial)
@@ -277,7 +245,7 @@ class TaskTrainer(Trainer):
             self.average.load(Path(resume_from_checkpoint))
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's, or their average; shares are gathered from all processes."""
+        """The model's weights, or their average; shards are gathered from all processes."""
         weights = self.model.state_dict() if self.average is None else self.average.weights()
         return {name: w.full_tensor() if isinstance(w, DTensor) else w for name, w in weights.items()}
 

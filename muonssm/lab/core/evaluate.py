@@ -1,7 +1,8 @@
-"""Scores a finished run again, from its weights and its data."""
+"""Scoring a model on a split: during training, at its end, and again from a run folder."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,54 +11,55 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from muonssm.lab.language.shards import IGNORED
-
 from .run_folder import RunFolder
-from .task import Scorer, Task
+from .task import Task
 
 
-@torch.inference_mode()
 def evaluate(path: str | Path) -> dict[str, Any]:
-    """Scores of the validation and the test part, as in the run's metrics.json."""
+    """Score a finished run again from its weights and data; the result has the form of its metrics.json."""
     recipe, _, model = RunFolder(path).load_model()
-    data = recipe.task.prepare()
-    test = data.validation if data.test is None else data.test
-    parts = {"validation": data.validation, "test": test, **data.more}
-    found = {name: scores(recipe.task, model, part, recipe.training.batch_size) for name, part in parts.items()}
-    more = {name: found.pop(name) for name in data.more}
-    return {**found, "more": more} if more else found
-
-
-def scores(task: Task, model: nn.Module, part: Dataset, batch_size: int) -> dict[str, Any]:
-    """All scores of a model on one part."""
-    scorer = task.scorer(part)
-    if scorer is not None:
-        return count_scores(scorer, task, model, part, batch_size)
-    kept, count, total = [], 0, 0.0
-    for batch in DataLoader(part, batch_size, collate_fn=lambda items: task.collate(items, training=False)):
-        out, labels = model(**batch), batch["labels"]
-        counted = int((labels != IGNORED).sum())  # a batch's loss is the mean over its labels
-        count, total = count + counted, total + out["loss"].item() * counted
-        kept.append((labels if task.by_loss else out["logits"], labels))
-    if task.by_loss:
-        return task.score_loss(total / count)
-    predictions, labels = (torch.cat(parts).numpy() for parts in zip(*kept, strict=True))
-    return task.score(predictions, labels)
+    data = recipe.task.load_data()
+    score = functools.partial(score_split, recipe.task, model, batch_size=recipe.training.batch_size)
+    scores = {"validation": score(data.validation)}
+    scores["test"] = score(data.validation if data.test is None else data.test)
+    if data.extra_tests:
+        scores["extra_tests"] = {name: score(split) for name, split in data.extra_tests.items()}
+    return scores
 
 
 @torch.no_grad()
-def count_scores(
-    scorer: Scorer,
+def score_split(
     task: Task,
     model: nn.Module,
-    part: Any,
+    split: Dataset,
     batch_size: int,
-    prepare: Callable[[Any], Any] = lambda batch: batch,
+    to_device: Callable[[Any], Any] = lambda batch: batch,
+    rank: int = 0,
+    processes: int = 1,
 ) -> dict[str, Any]:
-    """What `scorer` counts on one part; `prepare` brings a batch to where the model is."""
+    """All scores of a model on one split; the scores are the same for any number of processes.
+
+    Args:
+        to_device: moves a batch to where the model is.
+        rank, processes: this process scores batches `rank`, `rank + processes`, ... All processes call the model
+            equally often, because sharded weights need all of them at once: a process without a batch left repeats
+            the first and drops the outputs.
+    """
+    scorer = task.scorer(split)
+    starts = range(0, len(split), batch_size)  # type: ignore[arg-type]
+    batches = [list(range(start, min(start + batch_size, len(split)))) for start in starts]  # type: ignore[arg-type]
+    missing = -len(batches) % processes
+    own = [*batches, *batches[:1] * missing][rank::processes]
+    counts = len(batches[rank::processes])
     model.eval()
-    for first in range(0, len(part), batch_size):
-        items = [part[i] for i in range(first, min(first + batch_size, len(part)))]
-        batch = prepare(task.collate(items, training=False))
-        scorer.add(batch, model(**batch))
+    loader = DataLoader(split, batch_sampler=own, collate_fn=functools.partial(task.collate, training=False))
+    for number, items in enumerate(loader):
+        batch = to_device(items)
+        outputs = model(**batch)
+        if number < counts:
+            scorer.add(batch, outputs)
+    if processes > 1:
+        shares: list[Any] = [None] * processes
+        torch.distributed.all_gather_object(shares, scorer.collected())
+        scorer.replace(shares)
     return scorer.result()

@@ -1,141 +1,172 @@
-"""What a page is about: a finished run or a comparison, read from its folder."""
+"""`Experiment`: a finished run or a finished comparison, read from its folder. Reports and analyses start from it."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .compare import KINDS, Trial, metrics_of, summary
+from torch import nn
+
+from .compare import VARIANTS, ComparedRun, Comparison
 from .recipe import Recipe
-from .run_folder import RunFolder, as_json
-from .task import Metric
+from .run_folder import RunFolder
+from .task import DataSplits, Metric, Task
 
 
-class Place(NamedTuple):
-    """A folder that may have results of its own, and what it is called on the page."""
+class Location(NamedTuple):
+    """A folder that can hold evaluation results, and its name on the page."""
 
     name: str
     folder: RunFolder
 
 
 @dataclass(frozen=True)
-class Subject:
+class Experiment:
     """A run or a comparison.
 
     Attributes:
         path: its folder.
-        result: as comparison.json has it; of a single run the same, with one trial whose folder is `.`.
-        alone: whether it is a single run.
+        comparison: the content of comparison.json; for a single run the same with one run whose folder is `.`.
+        is_single_run: whether it is a single run.
+        data: splits by fold, loaded on first use.
     """
 
     path: Path
-    result: dict[str, Any]
-    alone: bool
+    comparison: Comparison
+    is_single_run: bool
+    data: dict[int, DataSplits] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def read(cls, path: str | Path) -> Subject:
-        """Raises where the folder is neither."""
+    def read(cls, path: str | Path) -> Experiment:
+        """Read the folder of a finished run or comparison."""
         folder = RunFolder(path)
         if (folder.path / "comparison.json").is_file():
-            return cls(folder.path, folder.read("comparison.json"), False)
-        if folder.is_over and (folder.path / "recipe.json").is_file():
-            return cls(folder.path, _of_run(folder), True)
+            return cls(folder.path, Comparison.from_dict(folder.read("comparison.json")), False)
+        if folder.is_finished and (folder.path / "recipe.json").is_file():
+            return cls(folder.path, _single_run(folder), True)
         raise ValueError(
-            f"RUN is {str(path)!r}, {_reason(folder.path)}; it may be the folder of a finished run, or of a comparison"
+            f"RUN must be the folder of a finished run or comparison, got {str(path)!r}: {_reason(folder.path)}"
         )
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        return self.result["settings"]["recipe"]
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of Muon's runs."""
+        return Recipe.from_dict(self.comparison.recipe)
 
     @property
-    def task(self) -> str:
-        return self.recipe.get("task", "activity")
+    def task(self) -> Task:
+        return self.recipe.task
 
     @property
-    def metrics(self) -> list[Metric]:
-        return metrics_of(self.result)
+    def metrics(self) -> Sequence[Metric]:
+        return self.comparison.metrics
 
     @property
-    def kinds(self) -> list[str]:
-        return list(self.result["kinds"])
+    def variants(self) -> list[str]:
+        """All variants, peers of other libraries included."""
+        return self.comparison.variants
 
     @property
-    def trials(self) -> list[dict[str, Any]]:
-        return self.result["trials"]
+    def trained_variants(self) -> list[str]:
+        """The variants that this library trained, plain first."""
+        return [variant for variant in VARIANTS if variant in self.variants]
 
     @property
-    def trained(self) -> list[dict[str, Any]]:
-        """The trials that are runs of ours."""
-        return [trial for trial in self.trials if trial["kind"] in KINDS]
+    def runs(self) -> tuple[ComparedRun, ...]:
+        """All runs, peers included."""
+        return self.comparison.runs
 
     @property
-    def paper(self) -> dict[str, dict[str, float]]:
-        """The paper's figures for the same data and model, by kind and score."""
-        if self.result["paper"] or self.task not in ("vision", "detection", "segmentation"):
-            return self.result["paper"]
-        from .published_vision import published_vision
-
-        return published_vision(self.recipe, self.folder(self.trained[0]).read("facts.json")["classes"])
+    def trained_runs(self) -> list[ComparedRun]:
+        """The runs that this library trained, plain before Muon."""
+        return [run for variant in VARIANTS for run in self.runs if run.variant == variant]
 
     @property
     def title(self) -> str:
-        if not self.alone:
-            return f"{self.result['title']}, plain against Muon"
-        return f"{self.result['title']}, {'with Muon' if self.kinds == ['muon'] else 'plain'}"
+        """Model, data and variants."""
+        if not self.is_single_run:
+            return f"{self.comparison.title}, plain against Muon"
+        return f"{self.comparison.title}, {'with Muon' if self.variants == ['muon'] else 'plain'}"
 
-    def folder(self, trial: dict[str, Any]) -> RunFolder:
-        """Of one of its runs."""
-        return RunFolder(self.path / trial["folder"])
+    @property
+    def analysis_folder(self) -> Path:
+        """Where `muonssm analyze` writes."""
+        return self.path / "analysis"
 
-    def places(self) -> list[Place]:
-        """Where results of evaluations may be: its own folder, and those of its runs."""
-        if self.alone:
-            return [Place(self.kinds[0], RunFolder(self.path))]
-        runs = [Place(_name(trial, self.trained), self.folder(trial)) for trial in self.trained]
-        return [Place("comparison", RunFolder(self.path)), *runs]
+    def folder(self, run: ComparedRun) -> RunFolder:
+        """The folder of one of its runs."""
+        return RunFolder(self.path / run.folder)
 
-    def holding(self, name: str) -> dict[str, Any]:
-        """The content of a JSON file by the name of the place, of all places that have it."""
-        return {place.name: read_json(place.folder.path / name) for place in self._with(name)}
+    def load_model(self, run: ComparedRun) -> nn.Module:
+        """The model of one of its runs, with the weights that were kept."""
+        return self.folder(run).load_model()[2]
 
-    def _with(self, name: str) -> list[Place]:
-        return [place for place in self.places() if (place.folder.path / name).is_file()]
+    def first_run(self, variant: str) -> ComparedRun:
+        """The first run of a variant."""
+        return self.comparison.runs_of(variant)[0]
+
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the data."""
+        return self.folder(self.trained_runs[0]).read("metadata.json")
+
+    def validation_batch(self, count: int, fold: int = 0) -> dict[str, Any]:
+        """A batch of `count` validation items, evenly spaced."""
+        task = self.task.with_fold(fold)
+        if fold not in self.data:
+            self.data[fold] = task.load_data()
+        return spaced_batch(task, self.data[fold].validation, count)
+
+    def locations(self) -> list[Location]:
+        """Where evaluation results can be: the experiment's own folder, and those of its runs."""
+        if self.is_single_run:
+            return [Location(self.variants[0], RunFolder(self.path))]
+        runs = [Location(_name(run, self.trained_runs), self.folder(run)) for run in self.trained_runs]
+        return [Location("comparison", RunFolder(self.path)), *runs]
+
+    def read_all(self, name: str) -> dict[str, Any]:
+        """The content of the JSON file `name` at every location that has it, by the location's name."""
+        paths = {location.name: location.folder.path / name for location in self.locations()}
+        return {location: read_json(path) for location, path in paths.items() if path.is_file()}
+
+
+def spaced_batch(task: Task, split: Any, count: int) -> dict[str, Any]:
+    """A batch of `count` items of a split, evenly spaced."""
+    count = min(count, len(split))
+    return task.collate([split[i * len(split) // count] for i in range(count)], training=False)
 
 
 def read_json(path: Path) -> Any:
-    """The content of a file; what is wrong with it is said with its name."""
+    """The content of a JSON file; an error names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def _of_run(folder: RunFolder) -> dict[str, Any]:
-    recipe = Recipe.from_dict(folder.read("recipe.json"))
-    metrics = folder.read("metrics.json")
-    kind = "plain" if recipe.task == recipe.task.plain() else "muon"
-    scores = {**metrics["test"], **({"more": metrics["more"]} if "more" in metrics else {})}
+def _single_run(folder: RunFolder) -> Comparison:
+    recipe, metrics = Recipe.from_dict(folder.read("recipe.json")), folder.read("metrics.json")
+    variant = "plain" if recipe.task == recipe.task.plain() else "muon"
     fold = getattr(getattr(recipe.task, "data", None), "fold", 0)
-    trial = Trial(kind, recipe.training.seed, fold, ".", scores)
-    settings = {"recipe": recipe.to_dict(), "seeds": 1, "folds": 1, "against": None}
-    return as_json(summary(recipe, [trial]) | {"settings": settings})
+    run = ComparedRun(variant, recipe.training.seed, fold, ".", metrics["test"], metrics.get("extra_tests", {}))
+    paper = recipe.task.paper_scores(folder.read("metadata.json"))
+    return Comparison(recipe.task.title, recipe.task.metrics, recipe.to_dict(), 1, 1, None, (run,), paper)  # type: ignore[arg-type]
 
 
-def _name(trial: dict[str, Any], trials: Sequence[dict[str, Any]]) -> str:
-    """The kind alone where there is one run of it."""
-    several = sum(other["kind"] == trial["kind"] for other in trials) > 1
-    return f"{trial['kind']}, seed {trial['seed']}, fold {trial['fold']}" if several else trial["kind"]
+def _name(run: ComparedRun, runs: Sequence[ComparedRun]) -> str:
+    """The variant, with seed and fold where it has several runs."""
+    several = sum(other.variant == run.variant for other in runs) > 1
+    return f"{run.variant}, seed {run.seed}, fold {run.fold}" if several else run.variant
 
 
 def _reason(path: Path) -> str:
     if not path.is_dir():
-        return "which is no folder"
+        return "there is no such folder"
     if (path / "comparison-settings.json").is_file():
-        return "a comparison that is not over (--resume goes on with it)"
+        return "the comparison is not finished; --resume continues it"
     if (path / "recipe.json").is_file():
-        return "a run that is not over (--resume goes on with it)"
-    return "which has neither metrics.json nor comparison.json"
+        return "the run is not finished; --resume continues it"
+    return "it has neither metrics.json nor comparison.json"

@@ -1,4 +1,4 @@
-"""Keeps libraries from drawing over our progress bar, and from warnings that do not hold here."""
+"""Hide progress bars of other libraries, and warnings of theirs that do not apply here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """transformers shows one for every file it loads or writes."""
+def hide_progress_bars() -> Iterator[None]:
+    """Hide the bar that transformers shows for every file it loads or writes."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     shown = is_progress_bar_enabled()
@@ -22,8 +22,8 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def without_reminder() -> Iterator[None]:
-    """transformers reminds of the length a model was trained on; nothing ends there where the memory is recurrent."""
+def hide_length_warning() -> Iterator[None]:
+    """Hide transformers' warning about the training length, which does not limit a recurrent memory."""
     logger = logging.getLogger("transformers.generation.stopping_criteria")
     level = logger.level
     logger.setLevel(logging.ERROR)

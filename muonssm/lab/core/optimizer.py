@@ -1,4 +1,4 @@
-"""The optimiser of a run, its learning rate over time, and a moving average of the weights."""
+"""The optimizer, its learning rate schedule, and a moving average of the weights."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .config import TrainingConfig
 AVERAGE = "average.safetensors"
 
 
-def spared(network: nn.Module) -> set[str]:
-    """Names of parameters that weight decay leaves alone, as mixers and networks say by `no_weight_decay`."""
+def no_weight_decay(network: nn.Module) -> set[str]:
+    """Names of the parameters without weight decay; modules name theirs in `no_weight_decay()`."""
     names = set()
     for prefix, module in network.named_modules():
-        said = getattr(module, "no_weight_decay", None)
-        names |= {f"{prefix}.{name}" if prefix else name for name in (said() if callable(said) else ())}
+        own = getattr(module, "no_weight_decay", None)
+        names |= {f"{prefix}.{name}" if prefix else name for name in (own() if callable(own) else ())}
     return names
 
 
 def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """Adam as the paper has it for activity recognition, AdamW, or timm's LAMB."""
+    """Adam, AdamW or timm's LAMB, as the recipe says."""
     groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}
-    left_alone = spared(network)
+    without_decay = no_weight_decay(network)
     for name, parameter in network.named_parameters():
-        groups[name in left_alone].append(parameter)
+        groups[name in without_decay].append(parameter)
     decays = [config.weight_decay, 0.0]
     listed = [{"params": g, "weight_decay": d} for g, d in zip(groups.values(), decays, strict=True) if g]
     settings: dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
@@ -44,7 +44,7 @@ def build_optimizer(network: nn.Module, config: TrainingConfig) -> torch.optim.O
 
 
 def cosine_with_cooldown(optimizer: torch.optim.Optimizer, config: TrainingConfig, steps: int) -> LambdaLR:
-    """Rises over the warm-up, falls by a cosine to the final rate, and stays there for the cooldown."""
+    """Linear warm-up, cosine decay to the final rate, then constant for the cooldown."""
     rate = functools.partial(_rate, round(config.warmup * steps), round(config.cooldown * steps), steps)
     return LambdaLR(optimizer, functools.partial(rate, config.final_rate))
 
@@ -52,14 +52,14 @@ def cosine_with_cooldown(optimizer: torch.optim.Optimizer, config: TrainingConfi
 def _rate(warmup: int, cooldown: int, steps: int, final: float, step: int) -> float:
     if step < warmup:
         return step / max(1, warmup)
-    part = min(1.0, (step - warmup) / max(1, steps - cooldown - warmup))
-    return final + (1 - final) * (1 + math.cos(math.pi * part)) / 2
+    progress = min(1.0, (step - warmup) / max(1, steps - cooldown - warmup))
+    return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class WeightAverage:
-    """A moving average of a model's weights, by timm; buffers of norms are averaged with them.
+    """Exponential moving average of a model's weights and buffers, by timm.
 
-    It rises from no memory to `decay`, so that the first steps do not weigh for ever.
+    The decay warms up from 0 to `decay`, so that the first steps do not dominate.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -68,16 +68,16 @@ class WeightAverage:
         self.average = ModelEmaV3(model, decay=decay, use_warmup=True)
 
     def update(self, model: nn.Module, step: int) -> None:
-        """After an optimiser step."""
+        """Update after an optimizer step."""
         self.average.update(model, step=step)
 
     def weights(self) -> dict[str, Tensor]:
-        """The average."""
+        """The averaged weights."""
         return self.average.module.state_dict()
 
     @contextmanager
-    def inside(self, model: nn.Module) -> Iterator[None]:
-        """The model with the averaged weights, and its own again afterwards."""
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
+        """Put the averaged weights into the model inside the block, and its own back afterwards."""
         own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(self.weights())
         try:
@@ -86,14 +86,14 @@ class WeightAverage:
             model.load_state_dict(own)
 
     def save(self, folder: Path) -> None:
-        """Beside a checkpoint, whose last file comes later."""
+        """Save the average into a checkpoint folder."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in self.weights().items()}, folder / AVERAGE)
 
     def load(self, folder: Path) -> None:
-        """Of a checkpoint."""
+        """Load the average from a checkpoint folder."""
         from safetensors.torch import load_file
 
         self.average.module.load_state_dict(load_file(folder / AVERAGE))

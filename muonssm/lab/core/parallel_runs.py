@@ -1,4 +1,4 @@
-"""Many runs at once: one process a core, each run in a folder of its own, taken up where it stopped."""
+"""Many runs at once: one process per core, one folder per run; interrupted runs are resumed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from typing import Any
 
 from .recipe import Recipe
 from .run_folder import RunFolder, as_json
+from .torchvision_cpu import prepare_torchvision, torchvision_is_prepared
 
 
 def train_all(jobs: Mapping[Path, Recipe], title: str, workers: int | None = None) -> dict[Path, dict[str, Any]]:
-    """Trains every recipe into its folder, and returns their metrics; runs that are over are not done again.
+    """Train every recipe into its folder and return their metrics; finished runs are not trained again.
 
     Args:
         jobs: recipes by the folder of their run.
-        title: stands before the bar of progress.
-        workers: processes, which share the cores; by default one a core.
+        title: title of the progress bar.
+        workers: number of processes, which share the cores; one per core by default.
     """
     from tqdm import tqdm
 
-    open_jobs = {place: recipe for place, recipe in jobs.items() if not _is_done(place, recipe)}
+    open_jobs = {folder: recipe for folder, recipe in jobs.items() if not _is_finished(folder, recipe)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = max(1, min(workers or cores, len(open_jobs)))
     bar = tqdm(desc=title, total=len(jobs), initial=len(jobs) - len(open_jobs), unit="run", leave=False)
     failed: dict[Path, str] = {}
     context = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads in mid-work
-    with bar, ProcessPoolExecutor(count, context, _begin, (max(1, cores // count),)) as pool:
+    begin = (max(1, cores // count), torchvision_is_prepared())
+    with bar, ProcessPoolExecutor(count, context, _begin, begin) as pool:
         waiting = {pool.submit(_one, recipe.to_dict(), place): place for place, recipe in open_jobs.items()}
         try:
             for future in as_completed(waiting):
@@ -49,33 +51,35 @@ def train_all(jobs: Mapping[Path, Recipe], title: str, workers: int | None = Non
     return {place: RunFolder(place).read("metrics.json") for place in jobs}
 
 
-def _is_done(place: Path, recipe: Recipe) -> bool:
+def _is_finished(place: Path, recipe: Recipe) -> bool:
     folder = RunFolder(place)
     folder.check("recipe.json", recipe.to_dict(), resume=True)
-    return folder.is_over
+    return folder.is_finished
 
 
-def _begin(threads: int) -> None:
-    """What a process does first: no more threads than its share of the cores."""
+def _begin(threads: int, stand_ins: bool) -> None:
+    """Start a worker: use its share of the cores, and torchvision's stand-ins if the parent process does."""
     import torch
 
     torch.set_num_threads(threads)
+    if stand_ins:
+        prepare_torchvision()
 
 
 def _one(content: dict[str, Any], place: Path) -> None:
-    """One run, in a process of the pool; its own bar is kept quiet."""
+    """Train one recipe in a worker, without its progress bar."""
     from .trainer import train
 
     recipe = Recipe.from_dict(content)
     with contextlib.redirect_stderr(io.StringIO()):
-        train(recipe, place, resume=True, prepared=_data(json.dumps(as_json(_of_data(content)))))
+        train(recipe, place, resume=True, data=_data(json.dumps(as_json(_data_settings(content)))))
 
 
-def _of_data(content: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without what its data does not depend on, so that runs of one process share their data."""
+def _data_settings(content: dict[str, Any]) -> dict[str, Any]:
+    """The settings that the data depends on: runs of one worker with the same ones share their data."""
     return {key: value for key, value in content.items() if key not in ("muon", "training")}
 
 
 @functools.lru_cache(maxsize=1)
 def _data(content: str) -> Any:
-    return Recipe.from_dict(json.loads(content)).task.prepare()
+    return Recipe.from_dict(json.loads(content)).task.load_data()

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a bar, and TensorBoard's curves."""
+"""Progress of a run: the bar, TensorBoard curves, and the rows of history.json and timing.json."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .task import Metric
 
 
 class Clock(TrainerCallback):
-    """Writes into every log how long the run has trained, validations and checkpoints left out, and tokens a second.
+    """Adds training time (without validations and checkpoints) and tokens per second to every log.
 
-    A resumed run goes on counting from the last log of its checkpoint.
+    A resumed run continues from the last log of its checkpoint.
     """
 
     def __init__(self, tokens_per_step: int | None) -> None:
@@ -24,19 +24,19 @@ class Clock(TrainerCallback):
         self.seconds = self.started = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Takes up the time of an earlier part."""
+        """Continue the time of a resumed run."""
         self.seconds = next((row["seconds"] for row in reversed(state.log_history) if "seconds" in row), 0.0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self.started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Stops it."""
+        """Stop the clock."""
         self.seconds += time.perf_counter() - self.started
 
     def add(self, logs: dict[str, float], step: int) -> None:
-        """Puts both into a log of training."""
+        """Add both to a training log."""
         if "loss" in logs:
             logs["seconds"] = round(self.seconds, 3)
             if self.tokens_per_step and self.seconds:
@@ -44,7 +44,7 @@ class Clock(TrainerCallback):
 
 
 class ProgressBar(TrainerCallback):
-    """A bar of steps with the loss, the speed and the first score of the validation part."""
+    """A progress bar over steps with the loss, the speed and the headline validation score."""
 
     def __init__(self, name: str, metrics: Sequence[Metric]) -> None:
         self.name = name
@@ -58,42 +58,42 @@ class ProgressBar(TrainerCallback):
         }
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Opens the bar, where a resumed run goes on."""
+        """Open the bar at the step where training starts."""
         from tqdm import tqdm
 
         shown = {"total": state.max_steps, "initial": state.global_step, "disable": not state.is_world_process_zero}
         self.bar = tqdm(desc=self.name, unit="step", leave=False, **shown)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """One more."""
+        """Advance the bar."""
         self.bar.update()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **others: Any) -> None:
-        """The newest of what is worth a look."""
+        """Show the newest values."""
         self.shown |= {self.keys[key]: f"{value:.4g}" for key, value in (logs or {}).items() if key in self.keys}
         if self.bar is not None:
             self.bar.set_postfix(self.shown)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Closes the bar."""
+        """Close the bar."""
         self.bar.close()
 
 
 def tensorboard(path: Path) -> TensorBoardCallback:
-    """Curves in a folder."""
+    """A callback that writes TensorBoard curves to a folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     return TensorBoardCallback(SummaryWriter(str(path)))
 
 
 def history(log: Sequence[dict[str, Any]], metrics: Sequence[Metric]) -> list[dict[str, float]]:
-    """One row for each log: training loss, validation loss and scores, learning rate."""
+    """One row per log: training loss, validation loss and scores, learning rate."""
     scores = {f"eval_{name}" for name in (*(metric.name for metric in metrics), "loss")}
     return _rows(log, {"loss", "learning_rate", "grad_norm"} | scores)
 
 
 def timing(log: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """One row for each log: seconds of training so far, and tokens a second."""
+    """One row per log: seconds of training so far, and tokens per second."""
     return [row for row in _rows(log, {"seconds", "tokens_per_second"}) if "seconds" in row]
 
 

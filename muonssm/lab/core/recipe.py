@@ -1,4 +1,4 @@
-"""Recipes: complete run configurations, one TOML file each, and what `--set` changes in them."""
+"""Recipes: complete run configurations, one TOML file each, and the changes that `--set` makes to them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from .task import Task
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, and how."""
+    """A task and how to train it.
+
+    Attributes:
+        name: of the file.
+        task_name: the task's name in the registry.
+        task: data, model and memory rule.
+        training: optimizer and budget.
+    """
 
     name: str
-    kind: str
+    task_name: str
     task: Task
     training: TrainingConfig
 
     @classmethod
     def load(cls, name: str, changes: Sequence[str] = ()) -> Recipe:
-        """A recipe of the library by its name, or any TOML file, with changes like `training.epochs=5`."""
+        """Load a recipe of the library by name, or any TOML file, with changes like `training.epochs=5`."""
         path = Path(name) if name.endswith(".toml") else recipe_files().get(name)
         if path is None or not path.is_file():
             known = ", ".join(sorted(recipe_files()))
-            raise ValueError(f"RECIPE must be one of {known}, or a .toml file, got {name!r}")
+            raise ValueError(f"RECIPE must be a .toml file or one of {known}, got {name!r}")
         try:
             content = tomllib.loads(path.read_text())
         except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not TOML: {error}") from error
+            raise ValueError(f"{path} is not valid TOML: {error}") from error
         sections = (*task_class(content.get("task")).sections, "training")
         for change in changes:
             _apply(content, change, sections)
@@ -40,24 +47,24 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Recipe:
-        """The inverse of `to_dict`; sections and keys that are left out have their defaults."""
+        """The inverse of `to_dict`; missing sections and keys get their defaults."""
         content = dict(content)
-        name, kind = content.pop("name", "recipe"), content.pop("task", None)
-        task = task_class(kind)
-        unknown = [key for key in content if key not in (*task.sections, "training")]
-        if unknown:
-            may = ", ".join((*task.sections, "training"))
-            raise ValueError(f"the recipe has {unknown[0]!r}; it may have the sections {may}")
-        built = {section: _build(section, part, content.get(section, {})) for section, part in task.sections.items()}
-        return cls(name, kind, task(**built), _build("training", TrainingConfig, content.get("training", {})))
+        name, task_name = content.pop("name", "recipe"), content.pop("task", None)
+        task = task_class(task_name)
+        sections = (*task.sections, "training")
+        for section in content:
+            if section not in sections:
+                raise ValueError(f"a section of the recipe must be one of {', '.join(sections)}, got {section!r}")
+        built = {section: _build(section, cls_, content.get(section, {})) for section, cls_ in task.sections.items()}
+        return cls(name, task_name, task(**built), _build("training", TrainingConfig, content.get("training", {})))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON."""
-        return {"name": self.name, "task": self.kind, **asdict(self.task), "training": asdict(self.training)}
+        """All settings, as JSON."""
+        return {"name": self.name, "task": self.task_name, **asdict(self.task), "training": asdict(self.training)}
 
-    def variant(self, plain: bool, seed: int, fold: int) -> Recipe:
-        """One run of a comparison."""
-        task = (self.task.plain() if plain else self.task).on_fold(fold)
+    def variant(self, name: str, seed: int, fold: int) -> Recipe:
+        """The recipe of one run of a comparison: `"plain"`, or `"muon"` for the recipe's own memory rule."""
+        task = (self.task.plain() if name == "plain" else self.task).with_fold(fold)
         return replace(self, task=task, training=replace(self.training, seed=seed))
 
 
@@ -69,32 +76,33 @@ def changed(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     return Recipe.from_dict(content)
 
 
-def _build(section: str, kind: Any, values: Any) -> Any:
+def _build(section: str, section_class: Any, values: Any) -> Any:
     if not isinstance(values, dict):
-        raise ValueError(f"{section} is {values!r}; it may be a section with keys")
-    known = [field.name for field in fields(kind)]
+        raise ValueError(f"{section} must be a section with keys, got {values!r}")
+    known = [field.name for field in fields(section_class)]
     for key in values:
         if key not in known:
-            raise ValueError(f"{section} has {key!r}; it may have {', '.join(known)}")
+            raise ValueError(f"a key of {section} must be one of {', '.join(known)}, got {key!r}")
     given = {key: None if value == "none" else value for key, value in values.items()}
     try:
-        return kind(**given)
+        return section_class(**given)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"in {section}: {error}") from error
+        named = str(error).split(" ", 1)[0] in known
+        raise ValueError(f"{section}.{error}" if named else f"{section}: {error}") from error
 
 
 def _apply(content: dict[str, Any], change: str, sections: Sequence[str]) -> None:
-    """Puts `section.key=value` into the content; the value is TOML, or else a string."""
+    """Put `section.key=value` into the content; the value is TOML, or else a string."""
     path, equals, text = change.partition("=")
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
-        raise ValueError(f"--set is {change!r}; it may be section.key=value, like training.epochs=5")
+        raise ValueError(f"--set must be SECTION.KEY=VALUE, like training.epochs=5, got {change!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = {"True": True, "False": False}.get(text.strip(), text.strip())
     if section not in sections:
-        raise ValueError(f"--set has the section {section!r}; it may be one of {', '.join(sections)}")
+        raise ValueError(f"the section of --set must be one of {', '.join(sections)}, got {section!r}")
     values = content.setdefault(section, {})
-    if isinstance(values, dict):  # what else it may be is said where the section is built
+    if isinstance(values, dict):  # anything else is refused where the section is built
         values[key] = value

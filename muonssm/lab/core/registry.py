@@ -55,7 +55,9 @@ def task_class(name: Any) -> type[Task]:
     try:
         return getattr(import_module(module), class_name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"task {name!r} needs the extra `{extra}` (pip install 'muonssm[{extra}]'): {error}") from error
+        raise ImportError(
+            f"task {name!r} needs the extra `{extra}` (pip install 'muonssm[{extra}]'): {error}"
+        ) from error
 
 
 def _rooms() -> list[Any]:

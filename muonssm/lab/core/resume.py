@@ -1,4 +1,4 @@
-"""Taking up an earlier result: what it was made with has to be the same."""
+"""Resuming an earlier result: it must have been made with the same settings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def check_same(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
-    """Raises where one of `settings` was another in an earlier result."""
+def check_same_settings(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Raise if one of `settings` differs from the earlier result's."""
     for name, value in settings.items():
-        was = earlier.get(name)
-        if was != value:
+        if earlier.get(name) != value:
             raise ValueError(
-                f"{name} is {value!r}, but the earlier result has {was!r}; it may be the same, or start anew"
+                f"{name} must be {earlier.get(name)!r}, as in the earlier result, got {value!r}; leave out --resume to start over"
             )

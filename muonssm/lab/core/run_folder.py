@@ -1,16 +1,17 @@
-"""A run's folder: what is in it, written so that a killed run leaves whole files or none.
+"""The folder of a run. Files are written atomically, so a killed run leaves complete files only.
 
-recipe.json         everything that was set
-versions.json       what it ran with
-facts.json          classes, channels and statistics of the data
-history.json        loss and scores of every epoch; timing.json how long it took
-metrics.json        scores of the kept weights on validation data, and of the test part, scored once; its being
-                    there means that the run is over
-model.safetensors   the weights that are kept; last.safetensors those of the last epoch, where others are kept.
-                    A language model's folder has config.json and the tokenizer too: transformers loads it
-snapshots/          the weights at the start and at every validation, where the recipe asks for them
+recipe.json         all settings
+versions.json       versions of the libraries, number of threads
+metadata.json       classes, channels and statistics of the data
+history.json        loss and scores of every epoch
+timing.json         seconds of training, and tokens per second where tokens are counted
+metrics.json        scores of the kept weights on the validation and test sets; written last: its presence means that
+                    the run is finished
+model.safetensors   the kept weights; last.safetensors has those of the last epoch, if others were kept.
+                    transformers loads the folder of a model of its own: config.json and tokenizer are there too
+snapshots/          weights at the start and at every validation, if training.snapshots is set
 checkpoints/        to resume from
-tensorboard/        the same curves
+tensorboard/        learning curves
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
 
 
 class RunFolder:
-    """Reading and writing of one run. Of several processes only the first writes."""
+    """Reads and writes the folder of one run. With several processes only the first one writes."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -49,21 +50,25 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def is_over(self) -> bool:
-        """Whether the run came to its end."""
+    def is_finished(self) -> bool:
+        """Whether the run is finished."""
         return (self.path / "metrics.json").is_file()
 
     def check(self, name: str, settings: Any, resume: bool) -> None:
-        """Raises unless the folder is free, or is to be resumed and has the same settings in its file `name`."""
+        """Raise unless the folder is free, or `resume` is set and its file `name` has the same settings."""
         if not self.writes or not (self.path / name).is_file():
             return
         if not resume:
-            raise ValueError(f"{self.path} has a run already; --resume takes it up, --output names another folder")
+            raise ValueError(
+                f"--output must be a free folder, got {str(self.path)!r}, which has a run; --resume continues it"
+            )
         if self.read(name) != as_json(settings):
-            raise ValueError(f"{self.path} has a run of other settings; --output may name another folder")
+            raise ValueError(
+                f"--output must be a free folder, got {str(self.path)!r}, which has a run with other settings"
+            )
 
     def begin(self, name: str, settings: Any) -> None:
-        """Makes the folder, with its settings in the file `name` and what it runs with."""
+        """Create the folder with its settings, in the file `name`, and versions.json."""
         if self.writes:
             self.path.mkdir(parents=True, exist_ok=True)
         versions = {package: metadata.version(package) for package in PACKAGES}
@@ -71,7 +76,7 @@ class RunFolder:
         self.write(name, settings)
 
     def last_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that is whole, and its state: the trainer writes that last."""
+        """The newest complete checkpoint and its trainer state, which the trainer writes last."""
         found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         for path in reversed(found):
             try:
@@ -81,28 +86,28 @@ class RunFolder:
         return None
 
     def write(self, name: str, content: Any) -> None:
-        """A JSON file, all of it or nothing."""
+        """Write a JSON file atomically."""
         if not self.writes:
             return
         with atomic(self.path / name) as part:
             part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False))
 
     def read(self, name: str) -> Any:
-        """A JSON file of the run."""
+        """Read a JSON file of the run."""
         path = self.path / name
         if not path.is_file():
-            raise ValueError(f"RUN is {str(self.path)!r}, which has no {name}; it may be the folder of a finished run")
+            raise ValueError(f"RUN must be the folder of a finished run, got {str(self.path)!r}, which has no {name}")
         return json.loads(path.read_text())
 
     def record(self, name: str, resume: bool) -> tuple[Callable[[Any], None], Any]:
-        """A file for a job that saves as it goes: how to write it, and what an earlier one left, if it is resumed."""
-        there = (self.path / name).is_file()
-        if there and not resume:
-            raise ValueError(f"{self.path / name} is there already; --resume keeps it, or move it away")
-        return functools.partial(self.write, name), self.read(name) if there else None
+        """Open a result file for a job that saves as it goes: a function that writes it, and its earlier content or None."""
+        exists = (self.path / name).is_file()
+        if exists and not resume:
+            raise ValueError(f"{self.path / name} exists already; use --resume to continue it, or move it away")
+        return functools.partial(self.write, name), self.read(name) if exists else None
 
     def save_weights(self, name: str, weights: dict[str, Tensor]) -> None:
-        """A safetensors file, all of it or nothing."""
+        """Write a safetensors file atomically."""
         from safetensors.torch import save_file
 
         if not self.writes:
@@ -112,27 +117,27 @@ class RunFolder:
             save_file(tensors, part, metadata={"format": "pt"})
 
     def save_snapshot(self, step: int, weights: dict[str, Tensor]) -> None:
-        """The weights after a step, unless they are there."""
+        """Save the weights after a step, unless the file exists."""
         name = f"{SNAPSHOTS}/step-{step:07d}.safetensors"
         if self.writes and not (self.path / name).is_file():
             (self.path / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
             self.save_weights(name, {key: tensor.detach().cpu().clone() for key, tensor in weights.items()})
 
     def snapshots(self) -> dict[int, Path]:
-        """Files of weights by the step that they are of, first to last."""
+        """The snapshot files by step, first to last."""
         found = sorted((self.path / SNAPSHOTS).glob("step-*.safetensors"))
         return {int(path.stem.rpartition("-")[2]): path for path in found}
 
-    def keep(self, files: list[Path]) -> None:
-        """Copies of files."""
+    def copy(self, files: list[Path]) -> None:
+        """Copy files into the folder."""
         for file in files if self.writes else ():
             with atomic(self.path / file.name) as part:
                 shutil.copyfile(file, part)
 
     def save_model(self, model: Any, weights: dict[str, Tensor]) -> None:
-        """The weights as model.safetensors; of a transformers model everything that loads it again.
+        """Save model.safetensors; for a transformers model also the configuration files that load it again.
 
-        Not by its `save_pretrained`, which needs all processes where weights are sharded.
+        Does not call `save_pretrained`, which needs all processes when weights are sharded.
         """
         tied = getattr(model, "all_tied_weights_keys", {})
         self.save_weights("model.safetensors", {name: value for name, value in weights.items() if name not in tied})
@@ -140,19 +145,18 @@ class RunFolder:
             model.config.save_pretrained(self.path)
             model.generation_config.save_pretrained(self.path)
 
-    def load_model(self, *kinds: str) -> tuple[Recipe, Any, Any]:
-        """The recipe, the facts of its data, and the trained model; raises if the task is none of `kinds`."""
-        recipe, facts = Recipe.from_dict(self.read("recipe.json")), self.read("facts.json")
-        if kinds and recipe.kind not in kinds:
-            raise ValueError(
-                f"RUN is {str(self.path)!r}, a run of {recipe.kind}; it may be a run of {' or '.join(kinds)}"
-            )
-        model = recipe.task.rebuild_model(facts, self.path)
+    def load_model(self, *tasks: str) -> tuple[Recipe, dict[str, Any], Any]:
+        """The recipe, the metadata of its data, and the trained model; raise if the task is none of `tasks`."""
+        recipe, metadata_ = Recipe.from_dict(self.read("recipe.json")), self.read("metadata.json")
+        if tasks and recipe.task_name not in tasks:
+            wanted = " or ".join(tasks)
+            raise ValueError(f"RUN must be a run of {wanted}, got {str(self.path)!r}, a run of {recipe.task_name}")
+        model = recipe.task.rebuild_model(metadata_, self.path)
         self.load_weights(model, self.path / "model.safetensors")
-        return recipe, facts, model.eval()
+        return recipe, metadata_, model.eval()
 
     def load_weights(self, model: Any, path: Path) -> None:
-        """Puts a file of this run's weights into its model."""
+        """Load a weights file of this run into its model."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -163,16 +167,16 @@ class RunFolder:
             model.load_state_dict(weights)
         except (SafetensorError, RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"RUN is {str(self.path)!r}, whose {path.name} cannot be used: {reason}") from error
+            raise ValueError(f"RUN is {str(self.path)!r}: its {path.name} cannot be loaded: {reason}") from error
 
 
 def as_json(content: Any) -> Any:
-    """What reading gives back of what is written."""
+    """The content as it reads back from a JSON file."""
     return json.loads(json.dumps(_finite(content)))
 
 
 def _finite(content: Any) -> Any:
-    """JSON has no nan and no inf: they become null."""
+    """Replace nan and inf, which JSON does not have, by None."""
     if isinstance(content, dict):
         return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):

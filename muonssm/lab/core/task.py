@@ -1,131 +1,166 @@
-"""`Task`: what training needs to know of a job: its data, its model, its loss and its scores."""
+"""`Task`: what training, comparing, analyzing and reporting need to know about a job.
+
+A task is one frozen dataclass with a field per recipe section (`model` and `muon` among them). It lives in its own
+folder `muonssm/lab/NAME/` and is registered by that folder's `__init__.py`; see `registry`. Everything that is special
+about a task is said here, so that no other room has to know its name.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from muonssm.ops import Muon
 
+from .scorer import Scorer
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+PaperScores = Mapping[str, Mapping[str, float]]  # by variant ("plain", "muon") and metric
+
 
 class Metric(NamedTuple):
-    """A score: its name in files, how it is shown, its unit (`"%"` or nothing), and whether more of it is better."""
+    """A score: its name in files, its title for people, its unit (`"%"` or empty), and its direction."""
 
     name: str
     title: str
     unit: str
-    higher: bool
+    higher_is_better: bool
 
-    def show(self, value: float | None) -> str:
-        """The score with its unit; nothing is known of a run that diverged."""
+    @property
+    def heading(self) -> str:
+        """The title with its unit, for the head of a table."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    def format(self, value: float | None) -> str:
+        """The score with its unit; None is the score of a diverged run."""
         return "not a number" if value is None else f"{value:.2f}{self.unit}"
 
 
-class Scorer(Protocol):
-    """Adds up what a model says, batch by batch."""
-
-    def add(self, batch: dict[str, Any], outputs: Any) -> None:
-        """One batch as the model took it, and what it gave."""
-
-    def result(self) -> dict[str, Any]:
-        """All scores so far."""
-
-
 @dataclass(frozen=True)
-class Prepared:
-    """Data ready to train on, and what has to be known of it later, as JSON.
+class DataSplits:
+    """Data ready to train on.
 
     Attributes:
-        train, validation: the parts to learn from and to choose by.
-        test: scored once at the end; None where nothing is chosen, so that the validation part is the test.
-        facts: as JSON; `tokens_per_item` among them where speed is counted in tokens.
-        more: further test parts by name, such as other lengths.
+        train: the training set.
+        validation: the set by which weights are chosen.
+        test: scored once at the end. None: nothing is chosen, so the validation set is the test set.
+        metadata: everything about the data that a trained model needs later, as JSON: classes, channels, a `summary`
+            for people, and `tokens_per_item` for tasks whose speed is counted in tokens.
+        extra_tests: further test sets by name, such as other sequence lengths.
     """
 
     train: Dataset
     validation: Dataset
     test: Dataset | None
-    facts: dict[str, Any]
-    more: dict[str, Dataset] = field(default_factory=dict)
+    metadata: dict[str, Any]
+    extra_tests: dict[str, Dataset] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """The sections of a recipe but for `training`; a field each, `model` and `muon` among them.
+    """Data, model, loss and scores of one kind of job.
 
     Attributes:
-        sections: what the sections are.
-        metrics: the scores; the first chooses among epochs and is what comparisons speak of.
-        by_loss: whether the scores follow from the loss alone, so that no predictions are kept.
-        folds: in how many ways the data can be split.
+        sections: the dataclass of each recipe section.
+        metrics: the scores. The first one selects checkpoints and is the headline of comparisons.
+        analyses: names of the analyses that `muonssm analyze` runs by default; see `muonssm.lab.analysis`.
+        peers: classifiers of other libraries that `muonssm compare --against` can run on the same data.
+        eval_batch_factor: how many training batches fit into memory at once during evaluation.
     """
 
     sections: ClassVar[dict[str, Any]]
     metrics: ClassVar[tuple[Metric, ...]]
-    by_loss: ClassVar[bool] = False
-
-    @property
-    def folds(self) -> int:
-        return 1
+    analyses: ClassVar[tuple[str, ...]] = ()
+    peers: ClassVar[tuple[str, ...]] = ()
+    eval_batch_factor: ClassVar[int] = 4
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is trained on what, in a few words."""
+        """Model and data in a few words, for the head of a page."""
+
+    # ---- variants of the task
+
+    @property
+    def folds(self) -> int:
+        """How many cross-validation folds the data has."""
+        return 1
+
+    def with_fold(self, fold: int) -> Self:
+        """The same task on another fold."""
+        if fold:
+            raise ValueError(f"fold must be 0 for this task, got {fold}")
+        return self
 
     def plain(self) -> Self:
-        """The same without Muon."""
+        """The same task without Muon."""
         return self.with_muon(Muon.off())
 
     def with_muon(self, muon: Muon) -> Self:
-        """The same with another `Muon`, whose gamma is then fixed."""
+        """The same task with another memory rule, whose gamma is then fixed."""
         model = replace(self.model, momentum="fixed")  # type: ignore[attr-defined]
         return replace(self, muon=muon, model=model)  # type: ignore[call-arg]
 
-    @abstractmethod
-    def prepare(self) -> Prepared:
-        """Loads the data."""
+    def with_double_state(self) -> Self:
+        """The same task with a state twice as large, for the capacity analysis."""
+        raise ValueError("capacity doubles model.d_state, which this task does not have")
+
+    def shrink(self, metadata: Mapping[str, Any], training: Any) -> tuple[Self, Any]:
+        """The task and its training settings at a size that can be trained dozens of times; unchanged by default."""
+        return self, training
+
+    # ---- training
 
     @abstractmethod
-    def build_model(self, facts: dict[str, Any]) -> nn.Module:
-        """The network for data of these facts, with weights from torch's default generator."""
+    def load_data(self) -> DataSplits:
+        """Load the data."""
 
-    def rebuild_model(self, facts: dict[str, Any], run: Path) -> nn.Module:
-        """The network of a finished run, whose weights are still to be loaded."""
-        return self.build_model(facts)
+    @abstractmethod
+    def build_model(self, metadata: dict[str, Any]) -> nn.Module:
+        """Build the network for this data; weights come from torch's default generator."""
+
+    def rebuild_model(self, metadata: dict[str, Any], run: Path) -> nn.Module:
+        """Build the network of a finished run, before its weights are loaded."""
+        return self.build_model(metadata)
 
     @abstractmethod
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
-        """A batch as the model takes it."""
+        """Make a batch of keyword arguments for the model."""
 
-    def on_fold(self, fold: int) -> Self:
-        """The same on another split of the data."""
-        if fold:
-            raise ValueError(f"fold is {fold}; of this task it may be 0")
-        return self
+    @abstractmethod
+    def scorer(self, split: Dataset) -> Scorer:
+        """Create the scorer of a split. There is no other path to scores."""
 
-    def scorer(self, part: Dataset) -> Scorer | None:
-        """What counts the scores of a part batch by batch, where predictions are too large to be kept; or None."""
-        return None
-
-    def score(self, predictions: Any, labels: Any) -> dict[str, Any]:
-        """All scores of the models' `logits`, unless the task goes by its loss or has a scorer."""
-        raise NotImplementedError
-
-    def score_loss(self, loss: float) -> dict[str, Any]:
-        """All scores, of a task that goes by its loss."""
-        raise NotImplementedError
-
-    def companions(self, facts: dict[str, Any]) -> list[Path]:
-        """Files that belong beside the weights of a run."""
+    def files_to_copy(self, metadata: dict[str, Any]) -> list[Path]:
+        """Files that belong beside the weights of a run, such as a tokenizer."""
         return []
 
-    def show(self, run: Path) -> Iterator[str]:
-        """What a finished run has to show besides its scores."""
+    def sample_outputs(self, run: Path) -> Iterator[str]:
+        """Texts that `muonssm train` prints after the scores, such as generated samples."""
         return iter(())
+
+    # ---- comparing, analyzing, reporting
+
+    def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
+        """The paper's scores for this data and model; empty where it has none."""
+        return {}
+
+    def score_peer(self, name: str, data: DataSplits, seed: int) -> dict[str, Any]:
+        """Train the peer `name` (one of `peers`) on the same data; return its test scores."""
+        raise ValueError(f"--against must be left out for this task, got {name!r}")
+
+    def report_sections(self, experiment: Experiment) -> list[Any]:
+        """Sections of the report (`muonssm.lab.report.page.Section`) that only this task has."""
+        return []
+
+    def missing_evaluations(self, experiment: Experiment) -> list[str]:
+        """Evaluations that this experiment lacks, each with the command that produces it."""
+        return []

@@ -11,12 +11,10 @@ calls when it is loaded) or end the process (those it would call for tensors on 
 They are a few kilobytes of memory: no compiler, no file, nothing that outlives the process. Where torchvision imports
 by itself, or is not installed, nothing is done.
 
-It must run before anything else imports torchvision. So `muonssm.models`, `muonssm.lab.core` and the `muonssm` command
-call `prepare_torchvision` when they are imported; whoever imports transformers or timm before them calls it first:
+It must run before anything else imports torchvision. Only the `muonssm` command and the tests switch it on; the library
+never does. In your own script call it before you import transformers or timm:
 
     from muonssm.lab.core.torchvision_cpu import prepare_torchvision; prepare_torchvision()
-
-It stands outside the rooms, for all of them to import.
 """
 
 from __future__ import annotations
@@ -74,6 +72,11 @@ def prepare_torchvision() -> tuple[str, ...]:
     except OSError:  # a system that runs nothing from memory; torchvision's own error follows
         return ()
     return tuple(missing)
+
+
+def torchvision_is_prepared() -> bool:
+    """Whether this process has called `prepare_torchvision`."""
+    return prepare_torchvision.cache_info().currsize > 0
 
 
 def _is_installed() -> bool:

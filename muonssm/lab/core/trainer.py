@@ -1,4 +1,4 @@
-"""One run, from a recipe to a folder: training, the kept weights, one look at the test part."""
+"""One run, from a recipe to a folder: train, keep the selected weights, score the test set once."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from transformers import EarlyStoppingCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from .allocator import keep_freed_memory
-from .engine import Snapshots, TaskTrainer, arguments_of, processes
-from .library_output import without_bars
+from .amx import disable_broken_amx
+from .engine import Snapshots, TaskTrainer, processes, training_arguments
+from .library_output import hide_progress_bars
 from .progress import ProgressBar, history, tensorboard, timing
 from .recipe import Recipe
 from .run_folder import RunFolder, as_json
-from .task import Prepared
+from .task import DataSplits
 
 
-def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Prepared | None = None) -> dict[str, Any]:
-    """Trains by `recipe` into the folder `output`, and returns its metrics.
+def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSplits | None = None) -> dict[str, Any]:
+    """Train by `recipe` into the folder `output`; return the content of its metrics.json.
 
     From then on the process keeps the memory that it frees; see `allocator`.
 
     Args:
-        recipe: what to do.
-        output: the run's folder; see `folder`.
-        resume: takes up what is there, from its last whole checkpoint. A run that is over is not done again.
-        prepared: the recipe's data, where the caller has it already.
+        recipe: task and training settings.
+        output: the run's folder; see `run_folder`.
+        resume: continue from the last complete checkpoint. A finished run is not trained again.
+        data: the recipe's data, if the caller has loaded it already.
     """
     folder = RunFolder(output)
     folder.check("recipe.json", recipe.to_dict(), resume)
-    if folder.is_over:
+    if folder.is_finished:
         return folder.read("metrics.json")
     recipe.training.share(processes())
     keep_freed_memory()
-    data = recipe.task.prepare() if prepared is None else prepared
+    if recipe.training.precision == "bfloat16":
+        disable_broken_amx()
+    data = recipe.task.load_data() if data is None else data
     set_seed(recipe.training.seed)
-    model = recipe.task.build_model(data.facts)
+    model = recipe.task.build_model(data.metadata)
     folder.begin("recipe.json", recipe.to_dict())
-    folder.write("facts.json", data.facts)
-    folder.keep(recipe.task.companions(data.facts))
-    with without_bars():
+    folder.write("metadata.json", data.metadata)
+    folder.copy(recipe.task.files_to_copy(data.metadata))
+    with hide_progress_bars():
         trainer = _run(recipe, model, data, folder)
     if trainer.last_weights:
         folder.save_weights("last.safetensors", trainer.last_weights)
@@ -53,39 +56,39 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, prepared: Pr
     return metrics
 
 
-def _metrics(trainer: TaskTrainer, data: Prepared) -> dict[str, Any]:
+def _metrics(trainer: TaskTrainer, data: DataSplits) -> dict[str, Any]:
     metrics = {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "epochs": trainer.state.epoch,
         "steps": trainer.state.global_step,
-        "validation": trainer.scored(data.validation),
+        "validation": trainer.score(data.validation),
     }
-    metrics["test"] = metrics["validation"] if data.test is None else trainer.scored(data.test)
-    if data.more:
-        metrics["more"] = {name: trainer.scored(part) for name, part in data.more.items()}
+    metrics["test"] = metrics["validation"] if data.test is None else trainer.score(data.test)
+    if data.extra_tests:
+        metrics["extra_tests"] = {name: trainer.score(split) for name, split in data.extra_tests.items()}
     return metrics
 
 
-def _run(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder) -> TaskTrainer:
-    """Trains from the last whole checkpoint, if there is one, to the end."""
-    found = folder.last_checkpoint()
-    if found is None:
+def _run(recipe: Recipe, model: nn.Module, data: DataSplits, folder: RunFolder) -> TaskTrainer:
+    """Train to the end, from the last complete checkpoint if there is one."""
+    checkpoint = folder.last_checkpoint()
+    if checkpoint is None:
         trainer = _trainer(recipe, model, data, folder, recipe.training.epochs)
         trainer.train()
         return trainer
-    path, state = found
+    path, state = checkpoint
     stopping = state["stateful_callbacks"].get("EarlyStoppingCallback", {}).get("attributes", {})
-    over = stopping.get("early_stopping_patience_counter", 0) >= max(1, recipe.training.patience)
-    if state["best_model_checkpoint"]:  # the folder may have been moved
+    stopped_early = stopping.get("early_stopping_patience_counter", 0) >= max(1, recipe.training.patience)
+    if state["best_model_checkpoint"]:  # a path, and the folder can have been moved since
         best = folder.checkpoints.resolve() / Path(state["best_model_checkpoint"]).name
         RunFolder(path).write("trainer_state.json", {**state, "best_model_checkpoint": str(best)})
-    trainer = _trainer(recipe, model, data, folder, round(state["epoch"]) if over else recipe.training.epochs)
+    trainer = _trainer(recipe, model, data, folder, round(state["epoch"]) if stopped_early else recipe.training.epochs)
     trainer.train(resume_from_checkpoint=str(path))
     return trainer
 
 
-def _trainer(recipe: Recipe, model: nn.Module, data: Prepared, folder: RunFolder, epochs: float) -> TaskTrainer:
-    arguments = arguments_of(recipe, len(data.train), folder, epochs)  # type: ignore[arg-type]
+def _trainer(recipe: Recipe, model: nn.Module, data: DataSplits, folder: RunFolder, epochs: float) -> TaskTrainer:
+    arguments = training_arguments(recipe, model, len(data.train), folder, epochs)  # type: ignore[arg-type]
     trainer = TaskTrainer(recipe, model, arguments, data)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)

@@ -62,12 +62,12 @@ class Source(Protocol):
     """Where documents come from.
 
     Attributes:
-        facts: what is known of it, as JSON; another source, or the same one after a change, has others.
+        metadata: what is known of it, as JSON; another source, or the same one after a change, has others.
         lost: files that are not read at all.
         total: how many rows there are, where that is known.
     """
 
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     lost: list[Lost]
     total: int | None
 
@@ -104,7 +104,7 @@ class Files:
         self.total = len(files) if known else None
         sizes = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in files]
         listing = hashlib.sha256("\n".join(f"{name} {size}" for name, size in sizes).encode(errors="surrogateescape"))
-        self.facts: dict[str, Any] = {
+        self.metadata: dict[str, Any] = {
             "files": len(files),
             "bytes": sum(size for _, size in sizes),
             "listing": listing.hexdigest(),
@@ -134,7 +134,7 @@ def stdlib(cut: int | None = None) -> Files:
     if not files:
         raise ValueError(f"source is 'stdlib', and this Python has no text of its library below {root}")
     source = Files(root, _in_order(root, files), lambda path: read_text(root, path, cut), known=cut is None)
-    source.facts["python"] = platform.python_version()
+    source.metadata["python"] = platform.python_version()
     return source
 
 
@@ -324,7 +324,7 @@ class Hub:
         self.convert = convert
         self.lost: list[Lost] = []
         self.total: int | None = None
-        self.facts: dict[str, Any] = {"revision": revision, "files": self.stream.num_shards, "fields": there}
+        self.metadata: dict[str, Any] = {"revision": revision, "files": self.stream.num_shards, "fields": there}
         self._start, self._number = self.stream.state_dict(), 0
 
     def rows(self, place: Place = None) -> Iterator[Row]:

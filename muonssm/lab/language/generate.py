@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from muonssm.checks import is_int, is_number
-from muonssm.lab.core.library_output import without_reminder
+from muonssm.lab.core.library_output import hide_length_warning
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what tokenizers decode a part of a character to
 
@@ -55,7 +55,7 @@ def generate_text(
         sampling |= {"temperature": float(temperature), "top_p": float(top_p), "top_k": top_k}
     end = model.generation_config.eos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     pad = end[0] if isinstance(end, list) else end  # never used by a single sequence; unset, transformers warns
-    with evaluating(model), without_reminder(), torch.random.fork_rng(enabled=seed is not None):
+    with evaluating(model), hide_length_warning(), torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         model.generate(

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from muonssm.checks import is_int
-from muonssm.lab.core.resume import check_same
+from muonssm.lab.core.resume import check_same_settings
 
 from .generate import evaluating
 from .zero_shot import PAPER_TASKS
@@ -265,7 +265,7 @@ def _take_up(done: Result | None, settings: dict[str, Any]) -> Result:
     """What `done` has, or nothing yet; raises where its scores are of something else."""
     if done is None:
         return {"settings": settings, "tasks": {}}
-    check_same(settings, done["settings"])
+    check_same_settings(settings, done["settings"])
     return {"settings": settings, "tasks": dict(done["tasks"])}
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from muonssm.checks import is_int
-from muonssm.lab.core.library_output import without_reminder
-from muonssm.lab.core.resume import check_same
+from muonssm.lab.core.library_output import hide_length_warning
+from muonssm.lab.core.resume import check_same_settings
 
 from .needle_prompts import (
     VARIANTS,
@@ -122,7 +122,7 @@ def _begin(test: NeedleTest, essay: str, done: Result | None) -> Result:
         return {"settings": settings, "cells": []}
     if not {"settings", "cells"} <= set(done):
         raise ValueError(f"done has {sorted(done)}; it may be None, or what save was called with: settings and cells")
-    check_same(settings, done["settings"])
+    check_same_settings(settings, done["settings"])
     return {"settings": settings, "cells": list(done["cells"])}
 
 
@@ -163,7 +163,7 @@ def _generate(model: Any, tokenizer: Any, ids: Tensor, most: int) -> Tensor:
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = getattr(tokenizer, "eos_token_id", None) if pad is None else pad
     filling = {} if pad is None else {"pad_token_id": pad}  # behind answers that end before others of the batch
-    with torch.no_grad(), without_reminder():
+    with torch.no_grad(), hide_length_warning():
         out = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

@@ -123,7 +123,7 @@ def prepare(config: PrepareConfig, output: Path, resume: bool = False, progress:
         (output / PROGRESS).unlink(missing_ok=True)
         return open_tokens(output, check=False).manifest
     source = open_source(config.source, str(config.kind), config.field, config.cut, config.revision)
-    if state is not None and state["source"] != json.loads(json.dumps(source.facts)):
+    if state is not None and state["source"] != json.loads(json.dumps(source.metadata)):
         raise ValueError(f"{output} was begun when source {config.source!r} was another; {PROGRESS} says what it was")
     made = [path for path in (output, *output.parents) if not path.exists()]
     try:
@@ -347,7 +347,13 @@ def _new_state(config: PrepareConfig, source: Source) -> dict[str, Any]:
     left_out: dict[str, Any] = {}
     for lost in source.lost:
         _count(left_out, lost)
-    state = {"config": asdict(config), "source": source.facts, "tokenizer": None, "left_out": left_out, "truncated": 0}
+    state = {
+        "config": asdict(config),
+        "source": source.metadata,
+        "tokenizer": None,
+        "left_out": left_out,
+        "truncated": 0,
+    }
     state |= {"number": 0, "batch": {"number": 0, "place": None}, "shards": 0}
     return {**state, **{part: {"shards": []} for part in PARTS}}
 

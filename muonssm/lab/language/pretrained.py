@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from muonssm.lab.core.library_output import without_bars
+from muonssm.lab.core.library_output import hide_progress_bars
 from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
 
 from .tokenizer import load_tokenizer
@@ -33,7 +33,7 @@ def load_pretrained(folder: str | Path) -> Pretrained:
         config = MuonSSMConfig.from_pretrained(path)
         if config.model_type != MuonSSMConfig.model_type:
             raise ValueError(f"its model_type is {config.model_type!r}")
-        with without_bars():
+        with hide_progress_bars():
             model = MuonSSMForCausalLM.from_pretrained(path, config=config)
     except Exception as error:  # the libraries raise many kinds for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__

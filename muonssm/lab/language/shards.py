@@ -1,4 +1,4 @@
-"""Prepared tokens: shards on disk, read through memory maps, and blocks of them to train on.
+"""DataSplits tokens: shards on disk, read through memory maps, and blocks of them to train on.
 
 tokens.json                     the manifest, written last: what there is, and its checksums
 train-00000.bin                 token after token, uint16 (uint32 for a vocabulary of 65536 or more), little-endian

@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from muonssm.checks import is_int
-from muonssm.lab.core.library_output import without_bars
-from muonssm.lab.core.task import Metric, Prepared, Task
+from muonssm.lab.core.library_output import hide_progress_bars
+from muonssm.lab.core.scorer import LossScorer
+from muonssm.lab.core.task import DataSplits, Metric, Task
 from muonssm.models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
 from muonssm.ops import Muon
 
@@ -103,17 +104,17 @@ class LanguageModelConfig:
         if self.ssm_every not in (1, 2):
             raise ValueError(f"ssm_every is {self.ssm_every!r}; with a preset it may be 1 or 2")
 
-    def build(self, muon: Muon, **facts: Any) -> MuonSSMConfig:
+    def build(self, muon: Muon, **metadata: Any) -> MuonSSMConfig:
         """The same for transformers, with what is known of the data."""
         if self.preset is not None:
             base = preset(self.preset, self.backbone, muon, hybrid=self.ssm_every == 2)
-            given = {"vocab_size": base.vocab_size, **facts, "momentum": self.momentum, "dropout": self.dropout}
+            given = {"vocab_size": base.vocab_size, **metadata, "momentum": self.momentum, "dropout": self.dropout}
             kept: dict[str, Any] = {**base.to_diff_dict(), **given, "muon": base.muon, "layer_types": None}
             return MuonSSMConfig(**{name: value for name, value in kept.items() if name != "transformers_version"})
         names = ("backbone", "hidden_size", "intermediate_size", "num_hidden_layers", "mixer", "ssm_every")
         own: dict[str, Any] = {name: getattr(self, name) for name in (*names, "momentum", "dropout")}
         heads = _heads(self.hidden_size) if isinstance(self.hidden_size, int) else 1  # the rest is said there
-        return MuonSSMConfig(**own, muon=muon, num_attention_heads=heads, **facts)
+        return MuonSSMConfig(**own, muon=muon, num_attention_heads=heads, **metadata)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,16 @@ class LanguageTask(Task):
         Metric("perplexity", "perplexity", "", False),
         Metric("loss", "loss", "", False),
     )
-    by_loss: ClassVar[bool] = True
+    analyses: ClassVar[tuple[str, ...]] = (
+        "spectrum",
+        "rank",
+        "gradients",
+        "memory",
+        "truncation",
+        "convergence",
+        "scaling",
+    )
+    eval_batch_factor: ClassVar[int] = 1
 
     data: LanguageConfig
     model: LanguageModelConfig
@@ -135,14 +145,14 @@ class LanguageTask(Task):
     def title(self) -> str:
         return f"{self.model.backbone} on {Path(self.data.source).name}"
 
-    def prepare(self) -> Prepared:
+    def load_data(self) -> DataSplits:
         data = self.data.open()
         train, validation = (self._items(data, part) for part in (data.train, data.validation))
         keep = self.data.validation_items
         if keep and len(validation) > keep:
             validation = Subset(validation, [i * len(validation) // keep for i in range(keep)])
         manifest = data.manifest
-        facts = {
+        metadata = {
             "folder": str(data.folder.resolve()),
             "kind": manifest["kind"],
             "vocab_size": manifest["vocab_size"],
@@ -151,34 +161,34 @@ class LanguageTask(Task):
             "tokenizer_files": sorted(manifest["tokenizer"]["files"]),
             "summary": _summary(manifest, len(train), len(validation), self.data.length),
         }
-        return Prepared(train, validation, None, facts)
+        return DataSplits(train, validation, None, metadata)
 
     def _items(self, data: PreparedTokens, part: TokenPart) -> Any:
         if data.manifest["kind"] == "instructions":
             return Examples(part, self.data.length)
         return Blocks(part, self.data.length, self.data.keep_apart)
 
-    def build_model(self, facts: dict[str, Any]) -> MuonSSMForCausalLM:
-        eos = facts["eos_token_id"]
+    def build_model(self, metadata: dict[str, Any]) -> MuonSSMForCausalLM:
+        eos = metadata["eos_token_id"]
         told: dict[str, Any] = {"bos_token_id": eos, "eos_token_id": eos, "max_position_embeddings": self.data.length}
         if self.model.start is None:
-            told |= {"vocab_size": facts["vocab_size"], "architectures": [MuonSSMForCausalLM.__name__]}
+            told |= {"vocab_size": metadata["vocab_size"], "architectures": [MuonSSMForCausalLM.__name__]}
             return MuonSSMForCausalLM(self.model.build(self.muon, **told))
-        config = self._started(self.model.start, facts)
-        with without_bars():
+        config = self._started(self.model.start, metadata)
+        with hide_progress_bars():
             return MuonSSMForCausalLM.from_pretrained(self.model.start, config=config)
 
-    def _started(self, start: str, facts: dict[str, Any]) -> MuonSSMConfig:
+    def _started(self, start: str, metadata: dict[str, Any]) -> MuonSSMConfig:
         """The configuration of the start, with this recipe's memory update and length; raises if it does not fit."""
         named = f"model.start is {start!r}"
         if not (Path(start) / "config.json").is_file():
             raise ValueError(f"{named}, which has no config.json; it may be {MAY_BE}")
         config = MuonSSMConfig.from_pretrained(start)
-        have, need = config.vocab_size, facts["vocab_size"]
+        have, need = config.vocab_size, metadata["vocab_size"]
         if have < need:
             raise ValueError(f"{named} with {have} tokens, and the data has {need}; {AGAIN}")
         if (Path(start) / "tokenizer_config.json").is_file():
-            one, two = (load_tokenizer(folder).get_vocab() for folder in (start, facts["folder"]))
+            one, two = (load_tokenizer(folder).get_vocab() for folder in (start, metadata["folder"]))
             if one != two:
                 raise ValueError(f"{named}, whose tokenizer is not that of the data; {AGAIN}")
         if config.momentum not in ("fixed", self.model.momentum):
@@ -190,7 +200,7 @@ class LanguageTask(Task):
         config.max_position_embeddings = max(config.max_position_embeddings, self.data.length)
         return config
 
-    def rebuild_model(self, facts: dict[str, Any], run: Path) -> MuonSSMForCausalLM:
+    def rebuild_model(self, metadata: dict[str, Any], run: Path) -> MuonSSMForCausalLM:
         """From the run's own config.json: the start of a tuned one may be gone."""
         return MuonSSMForCausalLM(MuonSSMConfig.from_pretrained(run))
 
@@ -203,10 +213,10 @@ class LanguageTask(Task):
             batch = {name: torch.stack([item[name] for item in items]) for name in ("input_ids", "labels")}
         return {**batch, "shift_labels": batch["labels"]}
 
-    def score_loss(self, loss: float) -> dict[str, Any]:
-        return {"perplexity": math.exp(min(loss, 700.0)), "loss": loss}
+    def scorer(self, split: Dataset) -> LossScorer:
+        return LossScorer(lambda loss: {"perplexity": math.exp(min(loss, 700.0)), "loss": loss})
 
-    def show(self, run: Path) -> Iterator[str]:
+    def sample_outputs(self, run: Path) -> Iterator[str]:
         """Samples, the same for the same weights."""
         model, tokenizer = load_pretrained(run)
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
@@ -215,8 +225,8 @@ class LanguageTask(Task):
         for prompt in SAMPLES if self.data.source == "stdlib" else ("",):
             yield f"--- sample ---\n{prompt}{generate_text(model, tokenizer, prompt, max_new_tokens=80, seed=0)}"
 
-    def companions(self, facts: dict[str, Any]) -> list[Path]:
-        return [Path(facts["folder"]) / name for name in facts["tokenizer_files"]]
+    def files_to_copy(self, metadata: dict[str, Any]) -> list[Path]:
+        return [Path(metadata["folder"]) / name for name in metadata["tokenizer_files"]]
 
 
 def _heads(hidden_size: int) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from muonssm.lab.core.task import Metric, Prepared, Task
+from muonssm.lab.core.scorer import PredictionScorer
+from muonssm.lab.core.task import DataSplits, Metric, Task
 from muonssm.models.language import MuonSSMConfig, check_mixer
 from muonssm.models.recall import RecallModel
 from muonssm.ops import Muon
@@ -48,6 +49,15 @@ class RecallTask(Task):
     """The sections of a recall recipe."""
 
     sections: ClassVar[dict[str, Any]] = {"data": RecallConfig, "model": RecallModelConfig, "muon": Muon}
+    analyses: ClassVar[tuple[str, ...]] = (
+        "spectrum",
+        "rank",
+        "gradients",
+        "memory",
+        "truncation",
+        "convergence",
+        "scaling",
+    )
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "%", True),
         Metric("exact", "sequences all right", "%", True),
@@ -61,25 +71,25 @@ class RecallTask(Task):
     def title(self) -> str:
         return f"{self.model.backbone} on {self.data.kind}, length {self.data.length}"
 
-    def prepare(self) -> Prepared:
+    def load_data(self) -> DataSplits:
         train, validation = (self._part(part) for part in ("train", "validation"))
         first, *others = self.data.test_lengths or (self.data.length,)
         test = self._part("test", first)
         tests: dict[str, Dataset] = {f"length {length}": self._part("test", length) for length in others}
         sizes = f"{len(train)} sequences of {self.data.length} to train on, {len(validation)} to choose by"
         summary = f"{self.data.kind}: {sizes}; made from seed {self.data.seed}"
-        facts = {"vocab_size": self.data.vocabulary, "summary": summary, "tokens_per_item": self.data.length}
-        return Prepared(train, validation, test, facts, tests)
+        metadata = {"vocab_size": self.data.vocabulary, "summary": summary, "tokens_per_item": self.data.length}
+        return DataSplits(train, validation, test, metadata, tests)
 
     def _part(self, part: str, length: int | None = None) -> TensorDataset:
         return TensorDataset(*make_recall(self.data, part, length))
 
-    def build_model(self, facts: dict[str, Any]) -> RecallModel:
-        return RecallModel(self.model.build(facts["vocab_size"], self.muon))
+    def build_model(self, metadata: dict[str, Any]) -> RecallModel:
+        return RecallModel(self.model.build(metadata["vocab_size"], self.muon))
 
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
         inputs, labels = (torch.stack(parts) for parts in zip(*items, strict=True))
         return {"input_ids": inputs, "labels": labels}
 
-    def score(self, predictions: Any, labels: Any) -> dict[str, Any]:
-        return dict(score(predictions, labels))
+    def scorer(self, split: Dataset) -> PredictionScorer:
+        return PredictionScorer(lambda predictions, labels: dict(score(predictions, labels)), key="predictions")

@@ -49,7 +49,7 @@ def what_was_run(subject: Subject) -> Section:
         "What was run",
         page.paragraph(fair + KEPT[subject.recipe["training"]["keep"]])
         + _runs(subject)
-        + page.details("Data", folder.read("facts.json")["summary"])
+        + page.details("Data", folder.read("metadata.json")["summary"])
         + page.details("Configuration", subject.recipe)
         + page.details("Versions", folder.read("versions.json")),
     )
@@ -146,7 +146,7 @@ def _curves(subject: Subject) -> Section:
 
 
 def _confusion(subject: Subject, trials: Sequence[dict[str, Any]]) -> Section:
-    classes, found = subject.folder(trials[0]).read("facts.json")["classes"], []
+    classes, found = subject.folder(trials[0]).read("metadata.json")["classes"], []
     for kind in dict.fromkeys(trial["kind"] for trial in trials):
         matrices = [trial["scores"]["confusion"] for trial in trials if trial["kind"] == kind]
         total = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]

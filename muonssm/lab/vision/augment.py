@@ -86,7 +86,7 @@ class ImageAugmentation:
         if not isinstance(self.randaugment, str):
             raise ValueError(f"randaugment is {self.randaugment!r}; it may be a text such as 'rand-m9-mstd0.5-inc1'")
 
-    def pipeline(self, facts: dict[str, Any], training: bool) -> Any:
+    def pipeline(self, metadata: dict[str, Any], training: bool) -> Any:
         """timm's transform of a PIL image to a normalised tensor; None where images stay as they are."""
         if not self.size:
             return None
@@ -94,15 +94,15 @@ class ImageAugmentation:
         from timm.data import create_transform
 
         return create_transform(
-            (facts["channels"], self.size, self.size),
+            (metadata["channels"], self.size, self.size),
             is_training=training,
             scale=(self.least, 1.0),
             hflip=self.flip,
             color_jitter=self.jitter,
             auto_augment=self.randaugment or None,
             interpolation=self.interpolation if training or self.interpolation != "random" else "bicubic",
-            mean=tuple(facts["mean"]),
-            std=tuple(facts["std"]),
+            mean=tuple(metadata["mean"]),
+            std=tuple(metadata["std"]),
             re_prob=self.erasing,
             re_mode="pixel",
             crop_pct=self.crop,
@@ -133,9 +133,9 @@ class ImageAugmentation:
 class ImageView:
     """An image, uint8 `[C, H, W]`, made ready for a network: float `[C, H', W']`, normalised."""
 
-    def __init__(self, augmentation: ImageAugmentation, facts: dict[str, Any], training: bool) -> None:
-        self.transform = augmentation.pipeline(facts, training)
-        self.mean, self.std = (torch.tensor(facts[name])[:, None, None] for name in ("mean", "std"))
+    def __init__(self, augmentation: ImageAugmentation, metadata: dict[str, Any], training: bool) -> None:
+        self.transform = augmentation.pipeline(metadata, training)
+        self.mean, self.std = (torch.tensor(metadata[name])[:, None, None] for name in ("mean", "std"))
 
     def __call__(self, image: Tensor) -> Tensor:
         if self.transform is None:
@@ -143,9 +143,9 @@ class ImageView:
         return self.transform(to_pil(image))
 
 
-def view_of(augmentation: ImageAugmentation, facts: dict[str, Any]) -> ImageView:
+def view_of(augmentation: ImageAugmentation, metadata: dict[str, Any]) -> ImageView:
     """How images are made ready when a trained network is to look at them."""
-    return ImageView(augmentation, facts, training=False)
+    return ImageView(augmentation, metadata, training=False)
 
 
 class ImageViews(Dataset):

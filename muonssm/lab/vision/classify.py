@@ -10,8 +10,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from muonssm.lab.core.task import Metric, Prepared, Task
+from muonssm.lab.core.scorer import PredictionScorer
+from muonssm.lab.core.task import DataSplits, Metric, Task
 from muonssm.models.vision import vision_config
 from muonssm.models.vision.classification import VisionClassifier
 from muonssm.models.vision.config import VisionConfig
@@ -57,6 +59,7 @@ class VisionTask(Task):
         "muon": Muon,
         "augment": ImageAugmentation,
     }
+    analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "gradients", "memory", "truncation", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "%", True),
         Metric("top5", "among the first five", "%", True),
@@ -71,16 +74,16 @@ class VisionTask(Task):
     def title(self) -> str:
         return f"MambaVision {self.model.size} ({self.model.backbone}) on {self.data.source}"
 
-    def prepare(self) -> Prepared:
+    def load_data(self) -> DataSplits:
         data = _load(self.data)
-        facts = data.facts()
-        train = ImageViews(data.train, ImageView(self.augment, facts, training=True))
-        view = view_of(self.augment, facts)
+        metadata = data.metadata()
+        train = ImageViews(data.train, ImageView(self.augment, metadata, training=True))
+        view = view_of(self.augment, metadata)
         test = None if data.test is None else ImageViews(data.test, view)
-        return Prepared(train, ImageViews(data.validation, view), test, facts)
+        return DataSplits(train, ImageViews(data.validation, view), test, metadata)
 
-    def build_model(self, facts: dict[str, Any]) -> VisionClassifier:
-        return VisionClassifier(self.model.build(self.muon, len(facts["classes"]), facts["channels"]))
+    def build_model(self, metadata: dict[str, Any]) -> VisionClassifier:
+        return VisionClassifier(self.model.build(self.muon, len(metadata["classes"]), metadata["channels"]))
 
     def collate(self, items: list[tuple[Tensor, int]], training: bool) -> dict[str, Tensor]:
         images, labels = torch.stack([image for image, _ in items]), torch.tensor([label for _, label in items])
@@ -97,20 +100,24 @@ class VisionTask(Task):
         """How many the data has."""
         return len(_load(self.data).classes)
 
-    def score(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-        """Shares of right classes, the loss, and the confusion matrix of a few classes (rows: true class)."""
-        found, true = torch.as_tensor(logits).float(), torch.as_tensor(labels)
-        best = found.topk(min(5, found.shape[1]), dim=1).indices == true[:, None]
-        scores: dict[str, Any] = {
-            "accuracy": 100 * best[:, 0].double().mean().item(),
-            "top5": 100 * best.any(1).double().mean().item(),
-            "loss": F.cross_entropy(found, true).item(),
-        }
-        classes = found.shape[1]
-        if classes <= MATRIX:
-            counts = torch.bincount(true * classes + found.argmax(1), minlength=classes**2)
-            scores["confusion"] = counts.reshape(classes, classes).tolist()
-        return scores
+    def scorer(self, split: Dataset) -> PredictionScorer:
+        return PredictionScorer(score_logits)
+
+
+def score_logits(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """Shares of right classes, the loss, and the confusion matrix of a few classes (rows: true class)."""
+    found, true = torch.as_tensor(logits).float(), torch.as_tensor(labels)
+    best = found.topk(min(5, found.shape[1]), dim=1).indices == true[:, None]
+    scores: dict[str, Any] = {
+        "accuracy": 100 * best[:, 0].double().mean().item(),
+        "top5": 100 * best.any(1).double().mean().item(),
+        "loss": F.cross_entropy(found, true).item(),
+    }
+    classes = found.shape[1]
+    if classes <= MATRIX:
+        counts = torch.bincount(true * classes + found.argmax(1), minlength=classes**2)
+        scores["confusion"] = counts.reshape(classes, classes).tolist()
+    return scores
 
 
 @functools.lru_cache(maxsize=1)

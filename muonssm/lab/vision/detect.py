@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.lab.core.task import Metric, Prepared, Task
+from muonssm.lab.core.scorer import Scorer
+from muonssm.lab.core.task import DataSplits, Metric, Task
 from muonssm.models.vision.detection import Heads, MaskDetector
 from muonssm.ops import Muon
 
@@ -85,6 +87,7 @@ class DetectionTask(Task):
         "heads": Heads,
         "muon": Muon,
     }
+    analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(f"{kind}_{stat}", f"{name} ({kind})", "%", True)
         for kind in ("box", "mask")
@@ -100,22 +103,22 @@ class DetectionTask(Task):
     def title(self) -> str:
         return f"Mask R-CNN on MambaVision {self.model.size} ({self.model.backbone}), {self.data.source}"
 
-    def prepare(self) -> Prepared:
+    def load_data(self) -> DataSplits:
         parts = self.data.open()
         train = parts["train"]
         counts = ", ".join(f"{len(data)} for {part}" for part, data in parts.items())
         left_out = f"left out {train.crowds} crowds and {train.degenerate} boxes without area"
-        facts = {
+        metadata = {
             "classes": list(train.classes),
             "category_ids": list(train.category_ids),
             "channels": 3,
             "summary": f"{self.data.source}: {len(train.classes)} classes; {counts}; {left_out}",
         }
-        return Prepared(train, parts["validation"], parts.get("test"), facts)
+        return DataSplits(train, parts["validation"], parts.get("test"), metadata)
 
-    def build_model(self, facts: dict[str, Any]) -> MaskDetector:
-        network = self.model.build(self.muon, 0, facts["channels"])
-        return MaskDetector(network, len(facts["classes"]), self.data.short, self.data.longest, self.heads)
+    def build_model(self, metadata: dict[str, Any]) -> MaskDetector:
+        network = self.model.build(self.muon, 0, metadata["channels"])
+        return MaskDetector(network, len(metadata["classes"]), self.data.short, self.data.longest, self.heads)
 
     def collate(self, items: list[tuple[Tensor, dict[str, Tensor]]], training: bool) -> dict[str, Any]:
         images, targets = (list(parts) for parts in zip(*items, strict=True))
@@ -126,7 +129,7 @@ class DetectionTask(Task):
         return DetectionScorer(part)
 
 
-class DetectionScorer:
+class DetectionScorer(Scorer):
     """Collects what was found, and has pycocotools score it."""
 
     def __init__(self, part: CocoImages) -> None:
@@ -140,6 +143,13 @@ class DetectionScorer:
             image = int(target["image_id"])
             self.looked.append(image)
             self.found += coco_results(output, image, self.part.category_ids)
+
+    def collected(self) -> tuple[list[dict[str, Any]], list[int]]:
+        return self.found, self.looked
+
+    def replace(self, shares: Sequence[tuple[list[dict[str, Any]], list[int]]]) -> None:
+        self.found = [detection for found, _ in shares for detection in found]
+        self.looked = [image for _, looked in shares for image in looked]
 
     def result(self) -> dict[str, Any]:
         """AP, AP50 and AP75 of boxes and masks."""

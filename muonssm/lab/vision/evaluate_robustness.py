@@ -26,7 +26,7 @@ def evaluate_robustness(run: str | Path, name: str, data: str | Path, batch_size
         batch_size: images at a time.
     """
     folder = RunFolder(run)
-    recipe, facts, model = folder.load_model("vision")
+    recipe, metadata, model = folder.load_model("vision")
     if not Path(data).is_dir():
         raise ValueError(f"--data is {str(data)!r}, which is no folder; it may be that of {name}")
 
@@ -34,11 +34,11 @@ def evaluate_robustness(run: str | Path, name: str, data: str | Path, batch_size
     def predict(images: Tensor) -> Tensor:
         return model(images)["logits"]
 
-    view = view_of(recipe.task.augment, facts)  # type: ignore[attr-defined]
+    view = view_of(recipe.task.augment, metadata)  # type: ignore[attr-defined]
     if name == "imagenet-c":
-        scores = evaluate_imagenet_c(predict, Path(data), view, facts["classes"], batch_size=batch_size)
+        scores = evaluate_imagenet_c(predict, Path(data), view, metadata["classes"], batch_size=batch_size)
     else:
-        if tuple(facts["classes"]) != synsets():
+        if tuple(metadata["classes"]) != synsets():
             raise ValueError(f"RUN is {str(run)!r}, which has other classes; for {name} it may be a run on ImageNet-1k")
         scores = evaluate_subset(predict, Path(data), name, view, batch_size=batch_size)  # type: ignore[assignment]
     folder.write(f"{name}.json", asdict(scores))

@@ -64,9 +64,9 @@ def explain(
     if not is_int(count, 1):
         raise ValueError(f"count is {count!r}; it may be an integer >= 1")
     runs = {name: RunFolder(path).load_model(*KINDS) for name, path in _runs(Path(run)).items()}
-    recipe, facts, _ = next(iter(runs.values()))
-    draw = {"vision": _classified, "detection": _detected, "segmentation": _segmented}[recipe.kind]
-    shown = _from_files(images, facts) if images else _from_data(recipe, count)
+    recipe, metadata, _ = next(iter(runs.values()))
+    draw = {"vision": _classified, "detection": _detected, "segmentation": _segmented}[recipe.task_name]
+    shown = _from_files(images, metadata) if images else _from_data(recipe, count)
     folder = Path(run) / "explain" if output is None else Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -83,15 +83,15 @@ def _runs(path: Path) -> dict[str, Path]:
     return found if all(folder.is_dir() for folder in found.values()) else {"run": path}
 
 
-def _from_files(images: Sequence[str | Path], facts: dict[str, Any]) -> list[Shown]:
-    return [Shown(Path(path).stem, read_image(Path(path), facts["channels"])) for path in images]
+def _from_files(images: Sequence[str | Path], metadata: dict[str, Any]) -> list[Shown]:
+    return [Shown(Path(path).stem, read_image(Path(path), metadata["channels"])) for path in images]
 
 
 def _from_data(recipe: Any, count: int) -> list[Shown]:
-    data = recipe.task.prepare()
+    data = recipe.task.load_data()
     part = data.validation if data.test is None else data.test
     chosen = [int(i) for i in np.linspace(0, len(part) - 1, min(count, len(part)))]
-    if recipe.kind == "vision":
+    if recipe.task_name == "vision":
         pairs = [(i, *part.images[i]) for i in chosen]
     else:
         pairs = [(i, (255 * part[i][0]).round().byte(), part[i][1]) for i in chosen]
@@ -104,13 +104,13 @@ def _from_data(recipe: Any, count: int) -> list[Shown]:
 def _classified(item: Shown, runs: dict[str, Any]) -> list[Panel]:
     """Where the class that was found comes from, by Grad-CAM on the last stage that has room for it."""
     panels = []
-    for name, (recipe, facts, model) in runs.items():
-        x = view_of(recipe.task.augment, facts)(item.image)[None]
+    for name, (recipe, metadata, model) in runs.items():
+        x = view_of(recipe.task.augment, metadata)(item.image)[None]
         heat, logits = grad_cam(model, x)
         best = int(logits.argmax())
         share = float(logits.softmax(-1)[best])
-        true = "" if item.truth is None else f" (is {facts['classes'][item.truth]})"
-        title = f"{name}: {facts['classes'][best]} {100 * share:.0f}%{true}"
+        true = "" if item.truth is None else f" (is {metadata['classes'][item.truth]})"
+        title = f"{name}: {metadata['classes'][best]} {100 * share:.0f}%{true}"
         panels.append(Panel(title, _overlay(_rgb(item.image), heat)))
     return panels
 
@@ -133,22 +133,22 @@ def grad_cam(model: nn.Module, x: Tensor) -> tuple[np.ndarray, Tensor]:
 
 def _detected(item: Shown, runs: dict[str, Any]) -> list[Panel]:
     pixels, panels = _rgb(item.image), []
-    _, facts, _ = next(iter(runs.values()))
+    _, metadata, _ = next(iter(runs.values()))
     if item.truth is not None:
         panels.append(
-            Panel("truth", _objects(pixels, item.truth["masks"], item.truth["boxes"], item.truth["labels"], facts))
+            Panel("truth", _objects(pixels, item.truth["masks"], item.truth["boxes"], item.truth["labels"], metadata))
         )
-    for name, (_, facts, model) in runs.items():
+    for name, (_, metadata, model) in runs.items():
         with torch.no_grad():
             found = model([item.image.float() / 255])["found"][0]
         sure = found["scores"] >= SURE
         masks = found["masks"][sure, 0] >= 0.5
-        drawn = _objects(pixels, masks, found["boxes"][sure], found["labels"][sure], facts)
+        drawn = _objects(pixels, masks, found["boxes"][sure], found["labels"][sure], metadata)
         panels.append(Panel(f"{name}: {int(sure.sum())} found", drawn))
     return panels
 
 
-def _objects(pixels: np.ndarray, masks: Tensor, boxes: Tensor, labels: Tensor, facts: dict[str, Any]) -> np.ndarray:
+def _objects(pixels: np.ndarray, masks: Tensor, boxes: Tensor, labels: Tensor, metadata: dict[str, Any]) -> np.ndarray:
     from PIL import Image, ImageDraw
 
     painted = pixels.astype(np.float32)
@@ -163,7 +163,9 @@ def _objects(pixels: np.ndarray, masks: Tensor, boxes: Tensor, labels: Tensor, f
         colour = tuple(int(value) for value in COLOURS[label % len(COLOURS)])
         left, top, right, bottom = (factor * value for value in box)
         pen.rectangle((left, top, right, bottom), outline=colour, width=2)
-        pen.text((left + 3, top + 1), facts["classes"][label - 1], fill=colour, stroke_width=2, stroke_fill=(0, 0, 0))
+        pen.text(
+            (left + 3, top + 1), metadata["classes"][label - 1], fill=colour, stroke_width=2, stroke_fill=(0, 0, 0)
+        )
     return np.array(picture)
 
 

@@ -188,10 +188,10 @@ class ImageData:
     std: Tensor
     lost: list[Lost]
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What a trained model has to know of its data, as JSON."""
-        facts = {"classes": list(self.classes), "channels": self.config.channels, "summary": self.summary()}
-        return {**facts, "mean": self.mean.tolist(), "std": self.std.tolist()}
+        metadata = {"classes": list(self.classes), "channels": self.config.channels, "summary": self.summary()}
+        return {**metadata, "mean": self.mean.tolist(), "std": self.std.tolist()}
 
     def summary(self) -> str:
         """What there is in each part, and what was left out, in a few lines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.checks import is_int, is_number
-from muonssm.lab.core.task import Metric, Prepared, Task
+from muonssm.lab.core.scorer import Scorer
+from muonssm.lab.core.task import DataSplits, Metric, Task
 from muonssm.models.vision.segmentation import Segmenter
 from muonssm.ops import Muon
 
@@ -109,6 +111,7 @@ class SegmentationTask(Task):
         "decoder": Decoder,
         "muon": Muon,
     }
+    analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "gradients", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("miou", "mIoU", "%", True),
         Metric("pixel_accuracy", "pixels right", "%", True),
@@ -123,18 +126,18 @@ class SegmentationTask(Task):
     def title(self) -> str:
         return f"UperNet on MambaVision {self.model.size} ({self.model.backbone}), {self.data.source}"
 
-    def prepare(self) -> Prepared:
+    def load_data(self) -> DataSplits:
         parts = self.data.open()
         counts = ", ".join(f"{len(data)} for {part}" for part, data in parts.items())
         summary = f"{self.data.source}: {len(self.data.names)} classes; {counts}"
         shares = parts["training"].shares(COUNTED)
-        facts = {"classes": list(self.data.names), "channels": 3, "summary": summary, "shares": shares}
-        return Prepared(parts["training"], parts["validation"], parts.get("test"), facts)
+        metadata = {"classes": list(self.data.names), "channels": 3, "summary": summary, "shares": shares}
+        return DataSplits(parts["training"], parts["validation"], parts.get("test"), metadata)
 
-    def build_model(self, facts: dict[str, Any]) -> Segmenter:
-        network = self.model.build(self.muon, 0, facts["channels"])
+    def build_model(self, metadata: dict[str, Any]) -> Segmenter:
+        network = self.model.build(self.muon, 0, metadata["channels"])
         decoder = self.decoder
-        return Segmenter(network, len(facts["classes"]), decoder.hidden, facts["shares"], decoder.balance)
+        return Segmenter(network, len(metadata["classes"]), decoder.hidden, metadata["shares"], decoder.balance)
 
     def collate(self, items: list[tuple[Tensor, Tensor]], training: bool) -> dict[str, Tensor]:
         """Images of different sizes are filled up to the largest; what is added has no label."""
@@ -154,7 +157,7 @@ def _filled(image: Tensor, labels: Tensor, side: list[int]) -> tuple[Tensor, Ten
     return image[:, : side[0], : side[1]], labels[: side[0], : side[1]]
 
 
-class SegmentationScorer:
+class SegmentationScorer(Scorer):
     """Counts pixels."""
 
     def __init__(self, classes: int) -> None:
@@ -166,6 +169,12 @@ class SegmentationScorer:
         if logits.shape[-2:] != labels.shape[-2:]:
             logits = F.interpolate(logits, labels.shape[-2:], mode="bilinear", align_corners=False)
         self.counts.add(logits.argmax(1).cpu(), labels.cpu())
+
+    def collected(self) -> Tensor:
+        return self.counts.counts
+
+    def replace(self, shares: Sequence[Tensor]) -> None:
+        self.counts.counts = torch.stack(list(shares)).sum(0)
 
     def result(self) -> dict[str, Any]:
         """mIoU, the share of pixels that are right, and the IoU of each class."""

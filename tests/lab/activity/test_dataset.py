@@ -329,9 +329,7 @@ def test_channels_are_picked():
 
 
 def test_importing_the_package_leaves_the_data_alone():
-    code = (
-        "import sys, muonssm; print([m for m in sys.modules if m.startswith(('muonssm.lab', 'seglearn', 'pandas'))])"
-    )
+    code = "import sys, muonssm; print([m for m in sys.modules if m.startswith(('muonssm.lab', 'seglearn', 'pandas'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

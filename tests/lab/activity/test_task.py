@@ -112,7 +112,7 @@ def test_augmentation_does_what_it_says():
 
 def test_training_batches_are_augmented_and_others_are_not(recordings, changes):
     task = Recipe.load("folder", [*changes, "augment.jitter=1.0"]).task
-    data = task.prepare()
+    data = task.load_data()
     items = [data.train[0], data.train[1]]
     assert torch.equal(task.collate(items, training=False)["x"], torch.stack([x for x, _ in items]))
     assert not torch.equal(task.collate(items, training=True)["x"], torch.stack([x for x, _ in items]))

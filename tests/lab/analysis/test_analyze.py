@@ -124,7 +124,7 @@ def test_everything_of_a_comparison(compared, monkeypatch, capsys):
     monkeypatch.setattr(studies, "TAUS", (0.6, 1.2))
     monkeypatch.setattr(studies, "RECOMMENDED", {(0.9, 0.6)})
     monkeypatch.setattr("muonssm.lab.analysis.scaling.LENGTHS", (8, 16))
-    monkeypatch.setattr("muonssm.lab.analysis.analyze.small", lambda recipe, facts: recipe)
+    monkeypatch.setattr("muonssm.lab.analysis.analyze.small", lambda recipe, metadata: recipe)
     assert main(["analyze", str(compared), "--seeds", "2"]) == 0
     said = capsys.readouterr().out
     place = compared / "analysis"
@@ -187,8 +187,8 @@ def test_bad_names_and_numbers(compared):
 
 
 def test_noise_of_any_length():
-    facts = {"channels": ["a", "b"], "mean": [0, 0], "classes": ["x", "y", "z"]}
-    batch = noise(Recipe.load("watch").task, facts, 4, 10)
+    metadata = {"channels": ["a", "b"], "mean": [0, 0], "classes": ["x", "y", "z"]}
+    batch = noise(Recipe.load("watch").task, metadata, 4, 10)
     assert batch["x"].shape == (4, 10, 2)
     assert noise(Recipe.load("recall").task, {"vocab_size": 30}, 4, 10)["input_ids"].max() < 30
 

@@ -47,19 +47,19 @@ def test_every_row_is_there_and_finite(record):
 
 
 def test_ratios_are_those_of_the_rows(record):
-    facts = record["facts"]
-    assert all(math.isfinite(value) for value in facts.values())
+    metadata = record["metadata"]
+    assert all(math.isfinite(value) for value in metadata.values())
     speed = {(row["section"], row["name"]): row["tokens_per_second"] for row in record["rows"]}
     for job, section in (("training", "training step, 2 x 12 tokens"), ("decoding", "decoding 4 tokens after 8")):
         for name in OURS:
             ratio = speed[f"mamba, {section}", name] / speed[f"mamba, {section}", "transformers"]
-            assert facts[f"transformers over {name}, {job}"] == pytest.approx(ratio)
+            assert metadata[f"transformers over {name}, {job}"] == pytest.approx(ratio)
     for backbone in BACKBONES:
-        assert {f"muon over plain, {backbone}, {job}" for job in ("training", "decoding")} <= facts.keys()
+        assert {f"muon over plain, {backbone}, {job}" for job in ("training", "decoding")} <= metadata.keys()
         place = f"{backbone}, muon, one token"
         ratio = speed[place, "at position 3"] / speed[place, "at position 9"]
-        assert facts[f"position 9 over 3, {backbone}, muon"] == pytest.approx(ratio)
-    assert facts["size, hidden"] == 32
+        assert metadata[f"position 9 over 3, {backbone}, muon"] == pytest.approx(ratio)
+    assert metadata["size, hidden"] == 32
 
 
 def test_the_peer_has_our_shape_and_our_logits():

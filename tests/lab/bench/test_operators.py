@@ -61,11 +61,11 @@ def test_the_command_prints_ratios_and_writes_its_files(tmp_path, monkeypatch, c
 def test_the_mixers_bench_compares_with_the_real_modules(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mixers, "LENGTH", 32)
     assert main(["bench", "--mixers", "--rounds", "1", "--output", str(tmp_path)]) == 0
-    facts = json.loads((tmp_path / "mixers.json").read_text())["facts"]
-    assert {name.split(", ", 1)[1] for name in facts if name.startswith("muon over plain")} == set(mixers.BACKBONES)
-    assert {name.split(", ")[1] for name in facts if name.startswith("transformers")} == set(mixers.originals())
+    metadata = json.loads((tmp_path / "mixers.json").read_text())["metadata"]
+    assert {name.split(", ", 1)[1] for name in metadata if name.startswith("muon over plain")} == set(mixers.BACKBONES)
+    assert {name.split(", ")[1] for name in metadata if name.startswith("transformers")} == set(mixers.originals())
     text = capsys.readouterr().out
-    assert all(name in text for name in facts)
+    assert all(name in text for name in metadata)
     everyone = mixers.contenders("mamba", mixers.originals()["mamba"])
     layer, call = everyone["plain"]
     with pytest.raises(RuntimeError, match=r"mamba is off by 1.00e-02 .*: no speed is reported"):

@@ -25,10 +25,10 @@ def test_the_record_has_times_ratio_and_shares(little, tmp_path, capsys):
     assert "2 images of 64 x 64" in said
     record = json.loads((tmp_path / "vision.json").read_text())
     times = {row["name"]: row["milliseconds"] for row in record["rows"]}
-    facts = record["facts"]
+    metadata = record["metadata"]
     assert set(times) == {"plain", "muon"}
-    assert facts["muon over plain"] == pytest.approx(times["muon"] / times["plain"])
-    assert all(0 < facts[f"share of the scans, {name}"] < 1 for name in times)
+    assert metadata["muon over plain"] == pytest.approx(times["muon"] / times["plain"])
+    assert all(0 < metadata[f"share of the scans, {name}"] < 1 for name in times)
 
 
 def test_both_start_from_the_same_weights(little):

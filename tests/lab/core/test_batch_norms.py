@@ -80,7 +80,7 @@ def test_a_run_keeps_the_statistics_of_the_weights_it_keeps(changes, tmp_path, e
     train(recipe, tmp_path / "run")
     _, _, model = RunFolder(tmp_path / "run").load_model()
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    data = recipe.task.prepare()
+    data = recipe.task.load_data()
     with apart(recipe.training.seed):
         parts = drawn(len(data.train), 40, 4 * recipe.training.batch_size)
         renew(model, (recipe.task.collate([data.train[i] for i in part], training=True) for part in parts))

@@ -56,8 +56,8 @@ def test_compare_makes_pairs_a_table_and_a_page(tmp_path, changes, capsys):
     ]
     recipes = [RunFolder(output / f"{kind}-seed1-fold0").read("recipe.json") for kind in ("plain", "muon")]
     assert {key for key in recipes[0] if recipes[0][key] != recipes[1][key]} == {"muon"}
-    facts = [RunFolder(output / f"{kind}-seed1-fold1").read("facts.json") for kind in ("plain", "muon")]
-    assert facts[0] == facts[1]
+    metadata = [RunFolder(output / f"{kind}-seed1-fold1").read("metadata.json") for kind in ("plain", "muon")]
+    assert metadata[0] == metadata[1]
     page = (output / "report.html").read_text()
     assert page.count("<svg") == page.count("</svg>") == 6  # means, three curves, two matrices
     assert "http" not in page
@@ -95,7 +95,7 @@ def test_minirocket_sees_exactly_the_same_windows(tmp_path, changes, monkeypatch
     monkeypatch.setattr(MiniRocketClassifier, "predict", lambda s, X: seen.update(test=X) or predict(s, X))
     recipe = Recipe.load("folder", [*changes, "training.epochs=1"])
     result = compare(recipe, tmp_path / "run", against="minirocket")
-    data = recipe.task.prepare()
+    data = recipe.task.load_data()
     assert (seen["fit"][0] == data.train.windows.x.mT.numpy()).all()
     assert (seen["fit"][1] == data.train.windows.y.numpy()).all()
     assert (seen["test"] == data.test.windows.x.mT.numpy()).all()

@@ -41,7 +41,7 @@ def test_a_run_learns_and_leaves_everything_behind(finished):
     output, metrics = finished
     assert metrics["test"]["accuracy"] > 60  # of three classes
     names = {path.name for path in output.iterdir()}
-    files = {"recipe.json", "versions.json", "facts.json", "history.json", "metrics.json"}
+    files = {"recipe.json", "versions.json", "metadata.json", "history.json", "metrics.json"}
     assert names >= files | {"model.safetensors", "last.safetensors", "checkpoints", "tensorboard"}
     assert not any(name.endswith(".part") for name in names)
     history = json.loads((output / "history.json").read_text())
@@ -101,7 +101,7 @@ def test_killed_in_mid_epoch_and_resumed_is_the_undisturbed_run(finished, tmp_pa
     time.sleep(0.35)  # into the next epoch
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert not folder.is_over
+    assert not folder.is_finished
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "has a run already; --resume takes it up" in refused.stderr

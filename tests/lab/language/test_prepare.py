@@ -577,7 +577,7 @@ def test_the_library_is_python_files_without_tests_in_order():
     assert {"os.py", "json/decoder.py", "encodings/utf_8.py"} <= set(names)
     assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/"))]
     assert not [name for name in names if "sysconfigdata" in name or name.startswith("config-")]
-    assert source.facts["python"] == platform.python_version()
+    assert source.metadata["python"] == platform.python_version()
     row = next(row for row in source.rows([names.index("bisect.py"), 0]))
     assert row == Document("bisect.py", (source.root / "bisect.py").read_text())
 

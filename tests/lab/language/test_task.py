@@ -55,7 +55,7 @@ def make(root, source="text", muon=None, model=None, **data):
 def build(task, data=None):
     """A model whose loss depends on what it read: larger weights than those it would start from."""
     torch.manual_seed(0)
-    model = task.build_model((data or task.prepare()).facts).eval()
+    model = task.build_model((data or task.load_data()).metadata).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
@@ -80,7 +80,7 @@ def mean_alone(model, pairs):
 
 def test_text_becomes_blocks_with_the_next_tokens(root):
     task = make(root)
-    data = task.prepare()
+    data = task.load_data()
     tokens = torch.from_numpy(open_tokens(root / "text").train.read(0, 3 * LENGTH + 1).astype("int64"))
     batch = task.collate([data.train[i] for i in range(3)], training=True)
     assert set(batch) == {"input_ids", "labels", "shift_labels"}
@@ -88,15 +88,15 @@ def test_text_becomes_blocks_with_the_next_tokens(root):
     assert torch.equal(batch["labels"], tokens[1:].view(3, LENGTH))
     assert torch.equal(batch["shift_labels"], batch["labels"])
     assert data.test is None
-    assert data.facts["kind"] == "text"
-    assert data.facts["vocab_size"] == 300
-    assert f"{len(data.train):,} sequences of {LENGTH} to train on" in data.facts["summary"]
-    assert data.facts["tokens_per_item"] == LENGTH
+    assert data.metadata["kind"] == "text"
+    assert data.metadata["vocab_size"] == 300
+    assert f"{len(data.train):,} sequences of {LENGTH} to train on" in data.metadata["summary"]
+    assert data.metadata["tokens_per_item"] == LENGTH
 
 
 def test_the_loss_is_that_of_the_next_tokens(root):
     task = make(root)
-    data = task.prepare()
+    data = task.load_data()
     model = build(task, data)
     items = [data.train[i] for i in range(3)]
     wanted = mean_alone(model, [(item["input_ids"], item["labels"]) for item in items])
@@ -132,7 +132,7 @@ def documents(part):
 
 def test_documents_of_a_batch_stand_in_one_row_with_bounds(root):
     task = make(root, keep_apart=True)
-    data = task.prepare()
+    data = task.load_data()
     batch = task.collate([data.train[i] for i in (4, 1, 2)], training=True)
     bounds, inputs, labels = batch["cu_seq_lens_q"].tolist(), batch["input_ids"], batch["labels"]
     assert inputs.shape == labels.shape == batch["position_ids"].shape == (1, 3 * LENGTH)
@@ -141,7 +141,7 @@ def test_documents_of_a_batch_stand_in_one_row_with_bounds(root):
     assert bounds == sorted(set(bounds))
     assert {LENGTH, 2 * LENGTH} < set(bounds), "blocks are apart too, and documents end between their ends"
     known = [document.tolist() for document in documents(open_tokens(root / "text").train)]
-    eos = data.facts["eos_token_id"]
+    eos = data.metadata["eos_token_id"]
     for start, stop in pairwise(bounds):
         assert batch["position_ids"][0, start:stop].tolist() == list(range(stop - start))
         piece = inputs[0, start:stop].tolist()
@@ -158,7 +158,7 @@ def test_documents_of_a_batch_stand_in_one_row_with_bounds(root):
 @pytest.mark.parametrize("model", [{}, {"ssm_every": 2}, {"backbone": "mamba", "mixer": {}}], ids=str)
 def test_the_loss_of_a_row_is_the_mean_over_documents_alone(root, model):
     task = make(root, keep_apart=True, model=model)
-    data = task.prepare()
+    data = task.load_data()
     network = build(task, data)
     items = [data.train[i] for i in range(4)]
     batch = task.collate(items, training=True)
@@ -176,7 +176,7 @@ def test_the_loss_of_a_row_is_the_mean_over_documents_alone(root, model):
 
 def test_instructions_are_asked_for_their_response_alone(root):
     task = make(root, "rows")
-    data = task.prepare()
+    data = task.load_data()
     tokenizer = open_tokens(root / "rows").load_tokenizer()
     rows = json.loads((root / "rows.json").read_text())
     texts = {prompt(row["instruction"], row["input"]): row["output"] for row in rows}
@@ -191,14 +191,14 @@ def test_instructions_are_asked_for_their_response_alone(root):
             assert (labels[:first] == -100).all()
             assert torch.equal(labels[first:-1], ids[first + 1 :])
     assert not texts
-    assert data.facts["kind"] == "instructions"
+    assert data.metadata["kind"] == "instructions"
     mean = sum(len(data.train[i]["input_ids"]) + 1 for i in range(len(data.train))) / len(data.train)
-    assert data.facts["tokens_per_item"] == pytest.approx(mean)
+    assert data.metadata["tokens_per_item"] == pytest.approx(mean)
 
 
 def test_a_padded_batch_has_the_mean_over_the_labels_of_its_examples(root):
     task = make(root, "rows")
-    data = task.prepare()
+    data = task.load_data()
     model = build(task, data)
     items = [data.train[i] for i in range(6)]
     counts = {int((item["labels"] != -100).sum()) for item in items}
@@ -219,7 +219,7 @@ def batch_labels(batch):
 
 def test_examples_of_one_length_are_not_padded_and_long_ones_are_cut(root):
     task = make(root, "rows")
-    data = task.prepare()
+    data = task.load_data()
     alone = task.collate([data.train[0]], training=False)
     assert set(alone) == {"input_ids", "labels", "shift_labels"}
     assert alone["input_ids"].shape == (1, len(data.train[0]["input_ids"]))
@@ -235,8 +235,8 @@ def test_examples_of_one_length_are_not_padded_and_long_ones_are_cut(root):
 
 def test_a_new_model_knows_its_data(root):
     task = make(root, muon=Muon(gamma=0.5), model={"momentum": "per_head", "dropout": 0.1})
-    data = task.prepare()
-    model = task.build_model(data.facts)
+    data = task.load_data()
+    model = task.build_model(data.metadata)
     config = model.config
     assert (config.vocab_size, config.eos_token_id, config.bos_token_id) == (300, 0, 0)
     assert config.max_position_embeddings == LENGTH
@@ -271,17 +271,17 @@ def test_plain_differs_by_the_memory_update_alone(root):
 def saved(root):
     """A model with the tokenizer of the data beside it, as a finished run has them."""
     task = make(root)
-    data = task.prepare()
+    data = task.load_data()
     model = build(task, data)
     model.save_pretrained(root / "saved")
-    for file in task.companions(data.facts):
+    for file in task.files_to_copy(data.metadata):
         (root / "saved" / file.name).write_bytes(file.read_bytes())
     return model
 
 
 def test_a_run_starts_from_the_weights_and_sizes_of_another(root, saved):
     task = make(root, "rows", muon=Muon(gamma=0.3), model={"start": str(root / "saved"), "hidden_size": 64})
-    model = task.build_model(task.prepare().facts)
+    model = task.build_model(task.load_data().metadata)
     assert model.config.hidden_size == 32
     assert model.config.build_muon() == Muon(gamma=0.3)
     weights = saved.state_dict()
@@ -290,10 +290,10 @@ def test_a_run_starts_from_the_weights_and_sizes_of_another(root, saved):
 
 def test_a_start_with_another_tokenizer_is_refused(root, saved):
     task = make(root, "other", model={"start": str(root / "saved")})
-    data = task.prepare()
-    assert data.facts["vocab_size"] == 320
+    data = task.load_data()
+    assert data.metadata["vocab_size"] == 320
     with pytest.raises(ValueError, match="with 300 tokens, and the data has 320; prepare the data with the tokenizer"):
-        task.build_model(data.facts)
+        task.build_model(data.metadata)
 
 
 def test_what_belongs_beside_the_weights_loads_with_them(root, saved):
@@ -309,7 +309,7 @@ def test_what_belongs_beside_the_weights_loads_with_them(root, saved):
 
 
 def test_the_network_is_what_transformers_registers(root):
-    assert isinstance(make(root).build_model(make(root).prepare().facts), MuonSSMForCausalLM)
+    assert isinstance(make(root).build_model(make(root).prepare().metadata), MuonSSMForCausalLM)
     assert isinstance(LanguageModelConfig(**SIZES).build(Muon(), vocab_size=300), MuonSSMConfig)
     assert make(root).title == "gated_deltanet on text"
 
@@ -351,7 +351,7 @@ def test_blocks_need_enough_tokens(root):
     with pytest.raises(ValueError, match="length is 100000, for which a block has 100001 tokens"):
         make(root, length=100_000).prepare()
     with pytest.raises(ValueError, match="fold is 1"):
-        make(root).on_fold(1)
+        make(root).with_fold(1)
 
 
 SMALL = ["model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2", "model.mixer={num_heads=2}",
@@ -361,7 +361,7 @@ SMALL = ["model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden
 @pytest.mark.parametrize("given", [True, False])
 def test_packed_documents_are_apart_in_evaluation_too(root, given):
     task = make(root, keep_apart=True, model={"ssm_every": 2})
-    data = task.prepare()
+    data = task.load_data()
     network = build(task, data)
     batch = task.collate([data.train[i] for i in range(4)], training=True)
     wanted = network.train()(**batch).loss
@@ -396,16 +396,16 @@ def test_a_start_that_does_not_fit_is_refused(root, saved, tmp_path):
     config = PrepareConfig(str(tmp_path / "rows.json"), kind="instructions", vocab_size=300, validation=0.2)
     prepare(config, tmp_path / "tokens", progress=False)
     task = make(tmp_path, "tokens", model={"start": str(root / "saved")})
-    data = task.prepare()
-    assert data.facts["vocab_size"] == 300
+    data = task.load_data()
+    assert data.metadata["vocab_size"] == 300
     with pytest.raises(ValueError, match="whose tokenizer is not that of the data; prepare the data"):
-        task.build_model(data.facts)
+        task.build_model(data.metadata)
     with pytest.raises(ValueError, match=r"model.start is 'nowhere', which has no config.json"):
-        make(root, "rows", model={"start": "nowhere"}).build_model(data.facts)
+        make(root, "rows", model={"start": "nowhere"}).build_model(data.metadata)
     learned = make(root, model={"momentum": "per_head"})
     build(learned).save_pretrained(tmp_path / "learned")
     with pytest.raises(ValueError, match=r"with model.momentum 'per_head', whose weights would be lost"):
-        make(root, model={"start": str(tmp_path / "learned")}).build_model(learned.prepare().facts)
+        make(root, model={"start": str(tmp_path / "learned")}).build_model(learned.prepare().metadata)
 
 
 def test_a_tuned_run_needs_its_start_no_more_and_knows_its_length(root, saved, tmp_path):
@@ -419,7 +419,7 @@ def test_a_tuned_run_needs_its_start_no_more_and_knows_its_length(root, saved, t
     assert RunFolder(tmp_path / "run").load_model()[2].config.max_position_embeddings == 300
     task = make(root, "rows", model={"start": str(tmp_path / "gone")}).plain()
     with pytest.warns(UserWarning, match="here it goes on with Muon"):
-        task.build_model(task.prepare().facts)
+        task.build_model(task.load_data().metadata)
 
 
 @pytest.mark.parametrize(

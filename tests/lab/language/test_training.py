@@ -134,7 +134,7 @@ def test_killed_and_resumed_gives_the_same_curve(alone, changes, tmp_path):
     time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert not RunFolder(run).is_over
+    assert not RunFolder(run).is_finished
     metrics = train(Recipe.load("language-demo", changes), run, resume=True)
     assert curve(run) == curve(alone[0])
     assert metrics == alone[1]

@@ -29,7 +29,7 @@ def make(kind="mqar", muon=None, model=None, **data):
 def build(task, scale=8.0):
     """A model whose answers depend on what it read: larger weights than those it would start from."""
     torch.manual_seed(0)
-    model = task.build_model(task.prepare().facts)
+    model = task.build_model(task.load_data().metadata)
     with torch.no_grad():
         model.backbone.embed_tokens.weight.mul_(scale)
     return model
@@ -51,8 +51,8 @@ def test_parts_of_every_kind(kind):
     assert torch.equal(data.train.tensors[0], again.train.tensors[0])
     other = make(kind, seed=1).prepare()
     assert not torch.equal(data.train.tensors[0], other.train.tensors[0])
-    assert int(data.train.tensors[0].max()) < data.facts["vocab_size"] == make(kind).data.vocabulary
-    assert kind in data.facts["summary"]
+    assert int(data.train.tensors[0].max()) < data.metadata["vocab_size"] == make(kind).data.vocabulary
+    assert kind in data.metadata["summary"]
 
 
 def test_the_test_part_is_not_that_which_chooses():
@@ -79,7 +79,7 @@ def test_passkey_is_asked_at_further_lengths():
 def test_loss_and_answers_are_those_of_all_logits(kind):
     task = make(kind)
     model = build(task).eval()
-    batch = batch_of(task, task.prepare().train)
+    batch = batch_of(task, task.load_data().train)
     out = model(**batch)
     h = model.backbone(batch["input_ids"]).last_hidden_state
     logits = h @ model.backbone.embed_tokens.weight.T
@@ -97,7 +97,7 @@ def test_loss_and_answers_are_those_of_all_logits(kind):
 def test_every_weight_of_every_backbone_learns(backbone, muon):
     task = make(muon=muon, model={"backbone": backbone, "intermediate_size": 16})
     model = build(task)
-    model(**batch_of(task, task.prepare().train))["loss"].backward()
+    model(**batch_of(task, task.load_data().train))["loss"].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -129,7 +129,7 @@ def test_the_recipe_is_two_layers_without_swiglu():
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 64, 0)
     assert all(layer.mlp is None for layer in model.backbone.layers)
     assert (task.data.vocabulary, task.data.length, task.data.pairs) == (8192, 128, 8)
-    assert make().prepare().facts["tokens_per_item"] == make().data.length
+    assert make().prepare().metadata["tokens_per_item"] == make().data.length
     assert "length 128" in task.title
 
 
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_said(change, message):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         Recipe.load("recall", [change])
     with pytest.raises(ValueError, match="fold is 1; of this task it may be 0"):
-        make().on_fold(1)
+        make().with_fold(1)
 
 
 def small(*changes):

@@ -16,14 +16,14 @@ CLASSES = ["<up>", "down & out"]
 
 def scores_of(recipe, value):
     scores = {metric.name: value for metric in recipe.task.metrics} | {"loss": 0.5}
-    return scores | ({"confusion": [[7, 1], [2, 6]]} if recipe.kind in ("activity", "vision") else {})
+    return scores | ({"confusion": [[7, 1], [2, 6]]} if recipe.task_name in ("activity", "vision") else {})
 
 
 def make_run(path, recipe, value=70.0):
     """One run whose every score is `value`."""
     folder, first = RunFolder(path), recipe.task.metrics[0].name
     folder.begin("recipe.json", recipe.to_dict())
-    folder.write("facts.json", {"classes": CLASSES, "summary": "made: 16 things"})
+    folder.write("metadata.json", {"classes": CLASSES, "summary": "made: 16 things"})
     rows = [{"epoch": i, "step": 10 * i, "loss": 1 / i, "validation_loss": 2 / i} for i in (1, 2, 3)]
     folder.write("history.json", [{**row, f"validation_{first}": value - 1 / row["epoch"]} for row in rows])
     folder.write("timing.json", [{"epoch": 3, "step": 30, "seconds": 12.3}])

@@ -68,10 +68,10 @@ def test_an_image_is_bytes_with_its_label(mnist):
 def test_mnist_has_the_known_mean(mnist):
     assert torch.allclose(mnist.mean, torch.full((3,), 0.1307), atol=0.006)
     assert torch.allclose(mnist.std, torch.full((3,), 0.3081), atol=0.006)
-    facts = mnist.facts()
-    assert facts["classes"] == list("0123456789")
-    assert facts["mean"] == mnist.mean.tolist()
-    assert "3500 for train, 500 for validation, 1000 for test" in facts["summary"]
+    metadata = mnist.metadata()
+    assert metadata["classes"] == list("0123456789")
+    assert metadata["mean"] == mnist.mean.tolist()
+    assert "3500 for train, 500 for validation, 1000 for test" in metadata["summary"]
 
 
 def test_the_split_follows_the_seed(mnist):

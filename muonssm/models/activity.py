@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from muonssm.checks import is_int
 from muonssm.layers import BACKBONES, MixerState, build_mixer
 from muonssm.layers.longhorn import FORMS
-from muonssm.layers.momentum import KINDS as MOMENTA
+from muonssm.layers.momentum import MOMENTUM_VARIANTS
 from muonssm.ops import Muon
 
 KERNEL = 3  # samples that the front end sees at once
@@ -60,7 +60,7 @@ class ActivityModelConfig:
             value = getattr(self, name)
             if not is_int(value, 1):
                 raise ValueError(f"{name} is {value!r}; it may be an integer >= 1")
-        for name, may in (("momentum", MOMENTA), ("form", FORMS), ("bidirectional", (True, False))):
+        for name, may in (("momentum", MOMENTUM_VARIANTS), ("form", FORMS), ("bidirectional", (True, False))):
             if getattr(self, name) not in may:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {may}")
         if isinstance(self.dropout, (bool, str)) or not 0 <= self.dropout < 1:

@@ -23,7 +23,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention, Mistr
 from transformers.utils.generic import can_return_tuple
 
 from muonssm.layers import Mixer, build_mixer
-from muonssm.layers.modules import RMSNorm, is_bare
+from muonssm.layers.modules import RMSNorm
 
 from .cache import MemoryLayer, MuonSSMCache, layer_of
 from .config import LINEAR, SLIDING, MuonSSMConfig
@@ -75,16 +75,15 @@ class Block(GradientCheckpointingLayer):
     def _mix(self, h: Tensor, mask: Tensor | None, layer: MemoryLayer | None, cu_seqlens: Tensor | None) -> Tensor:
         """h + mixer(norm(h)), in one go for a single token where that is possible."""
         state = None if layer is None else layer.state
-        alone = h.shape[1] == 1 and mask is None and cu_seqlens is None
-        if state is not None and alone and not self.training and is_bare(self.mixer) and is_bare(self.mixer_norm):
-            found = self.mixer.step(h, state, self.mixer_norm)  # type: ignore[operator]
-            if found is not None:
-                layer.write(found[1])  # type: ignore[union-attr]
-                return found[0]
-        y, state = self.mixer(self.mixer_norm(h), state, mask, cu_seqlens)
+        step = None if self.training else self.mixer.step(h, state, mask, cu_seqlens, self.mixer_norm)  # type: ignore[operator]
+        if step is None:
+            y, state = self.mixer(self.mixer_norm(h), state, mask, cu_seqlens)
+            h = h + self.dropout(y)
+        else:
+            h, state = step
         if layer is not None:
             layer.write(state)
-        return h + self.dropout(y)
+        return h
 
 
 class MuonSSMPreTrainedModel(PreTrainedModel):

@@ -7,7 +7,7 @@ from typing import Any
 
 from muonssm.checks import is_int, is_number
 from muonssm.layers import BACKBONES
-from muonssm.layers.momentum import KINDS as MOMENTA
+from muonssm.layers.momentum import MOMENTUM_VARIANTS
 from muonssm.ops import Muon
 
 STAGES = 4
@@ -58,7 +58,11 @@ class VisionConfig:
     momentum: str = "fixed"
 
     def __post_init__(self) -> None:
-        for name, may in (("backbone", tuple(BACKBONES)), ("momentum", MOMENTA), ("fit_windows", (True, False))):
+        for name, may in (
+            ("backbone", tuple(BACKBONES)),
+            ("momentum", MOMENTUM_VARIANTS),
+            ("fit_windows", (True, False)),
+        ):
             if getattr(self, name) not in may:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {may}")
         if not isinstance(self.muon, Muon):

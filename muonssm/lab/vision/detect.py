@@ -161,7 +161,7 @@ class DetectionScorer(Scorer):
 
     def add(self, batch: dict[str, Any], outputs: dict[str, Any]) -> None:
         """What the model said of a batch."""
-        for target, output in zip(batch["targets"], outputs["found"], strict=True):
+        for target, output in zip(batch["targets"], outputs["detections"], strict=True):
             image = int(target["image_id"])
             self.looked.append(image)
             self.found += coco_results(output, image, self.part.category_ids)

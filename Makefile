@@ -30,7 +30,7 @@ docs: $(VENV)/docs
 	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/dev
-	$(BIN)/muonssm bench
+	$(BIN)/python benchmarks/chunked.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

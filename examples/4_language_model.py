@@ -7,7 +7,7 @@ import torch
 
 from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
-prepare_torchvision()  # only matters where torchvision is installed beside a torch without CUDA; see docs/guide/vision.md
+prepare_torchvision()  # for a torchvision that was built for CUDA beside a CPU build of torch; see docs/guide/vision.md
 
 from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM  # noqa: E402
 

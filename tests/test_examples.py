@@ -32,7 +32,8 @@ def run(name: str) -> str:
 def row(text: str, name: str) -> list[float]:
     """The numbers of the line that starts with `name`."""
     line = next(line for line in text.splitlines() if line.startswith(name))
-    return [float(number.replace(",", "")) for number in re.findall(r"[-+]?[\d,.]+(?:e[-+]\d+)?", line[len(name) :])]
+    numbers = re.findall(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?", line[len(name) :])
+    return [float(number.replace(",", "")) for number in numbers]
 
 
 def test_every_example_is_tested():
@@ -78,6 +79,7 @@ def test_language_model_generates_its_sentence():
     assert "generated  'the memory keeps what it reads, and reads what it keeps. '" in text
 
 
+@pytest.mark.slow
 def test_comparison_prints_a_paired_table():
     text = run("5_compare_on_activity.py")
     for variant in ("plain", "muon"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from muonssm.lab.report import svg
+from muonssm.lab.report import figures
 
 from .case import Case, Trained
 from .result import Result, ratio, say, spread, verdict
@@ -61,7 +61,7 @@ def convergence(case: Case) -> Result:
         if key[0] == "plain" and ("muon", *key[1:]) in curves
     }
     drawn = {kind: [points for key, points in curves.items() if key[0] == kind] for kind in case.kinds}
-    result.figure("Validation loss", svg.lines(drawn, "step", "validation loss", legend=True))
+    result.figure("Validation loss", figures.lines(drawn, "step", "validation loss", legend=True))
     found = ratio({key: one.plain for key, one in pairs.items()}, {key: one.muon for key, one in pairs.items()})
     result.found.append(f"Plain takes {say(found, '{:.3f}')} times the steps of Muon: {verdict(found, 1.0)}.")
     rows = [

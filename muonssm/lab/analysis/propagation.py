@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from muonssm.lab.report import svg
+from muonssm.lab.report import figures
 
 from .case import Case, Trained, by_kind, named
 from .geometry import states_of
@@ -41,7 +41,7 @@ def gradients_result(case: Case) -> Result:
         curves.setdefault(kind, []).append(_curve(one.steps, one.S[0]))
         if kind == "muon":
             curves.setdefault("muon, momentum", []).append(_curve(one.steps, one.M[0]))
-    picture = svg.lines(curves, "step", "gradient norm", log_y=True, legend=True)
+    picture = figures.lines(curves, "step", "gradient norm", log_y=True, legend=True)
     result.figure("Gradient of the loss in the first layer's memory, kept weights", picture)
     early = {key: _early(one) for key, one in found.items()}
     rows = [
@@ -81,7 +81,9 @@ def _map(case: Case, subject: Trained, result: Result) -> None:
         )
     values = [[float(x) if x > 0 else None for x in profile.S[0]] for profile in rows.values()]
     steps = [str(step) for step in next(iter(rows.values())).steps]
-    picture = svg.heatmap(values, list(rows), steps, "training step", "step n", format="{:.1e}", show=False, log=True)
+    picture = figures.heatmap(
+        values, list(rows), steps, "training step", "step n", format="{:.1e}", show=False, log=True
+    )
     result.figure(f"{subject.kind}: |dL/dS_n| in the first layer", picture)
     result.data[f"map of {subject.kind}"] = {"training": list(rows), "steps": steps, "values": values}
 
@@ -121,7 +123,9 @@ def truncation_result(case: Case) -> Result:
     curves: dict[str, list[Any]] = {kind: [] for kind in case.kinds}
     for (kind, *_), row in values.items():
         curves[kind].append([(float(k), float(value)) for k, value in zip(ranks, row, strict=True)])
-    result.figure(f"{score} against the rank that is read", svg.lines(curves, "rank k", score, log_x=True, legend=True))
+    result.figure(
+        f"{score} against the rank that is read", figures.lines(curves, "rank k", score, log_x=True, legend=True)
+    )
     rows = [
         [kind, *(spread([row[i] for key, row in values.items() if key[0] == kind]) for i in range(len(ranks)))]
         for kind in case.kinds

@@ -13,7 +13,7 @@ import numpy as np
 from muonssm.lab.core.compare import Interval
 from muonssm.lab.core.files import atomic
 from muonssm.lab.core.run_folder import RunFolder
-from muonssm.lab.report import svg
+from muonssm.lab.report import figures
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Result:
         paths = [place / f"{self.name}-{i}.svg" for i in range(1, len(self.figures) + 1)]
         for path, figure in zip(paths, self.figures, strict=True):
             with atomic(path) as part:
-                part.write_text(svg.standalone(figure["svg"]))
+                part.write_text(figures.standalone(figure["svg"]))
         RunFolder(place).write(f"{self.name}.json", _plain(asdict(self)))
         return [place / f"{self.name}.json", *paths]
 

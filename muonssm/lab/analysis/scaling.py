@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from muonssm.lab.bench.measure import best_seconds, exponent
 from muonssm.lab.core.task import Task
-from muonssm.lab.report import svg
+from muonssm.lab.report import figures
 
 from .case import Case
 from .result import Result
@@ -58,7 +58,7 @@ def scaling(case: Case) -> Result:
             seconds[kind].append(value)
     ratios = [m / p for m, p in zip(seconds["muon"], seconds["plain"], strict=True)]
     points = {kind: [list(zip(map(float, LENGTHS), values, strict=True))] for kind, values in seconds.items()}
-    picture = svg.lines(points, "steps of a sequence", "seconds", log_x=True, log_y=True, legend=True)
+    picture = figures.lines(points, "steps of a sequence", "seconds", log_x=True, log_y=True, legend=True)
     result.figure(f"Seconds of a training step, {size} sequences", picture)
     rows = [[kind, *(f"{value:.3f}" for value in values)] for kind, values in seconds.items()]
     rows.append(["muon over plain", *(f"{value:.2f}" for value in ratios)])

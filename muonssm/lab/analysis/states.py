@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from muonssm.lab.report import svg
+from muonssm.lab.report import figures
 
 from .case import Case, by_kind, named
 from .geometry import Memory, Ranks, memory, rank, spectrum
@@ -30,7 +30,7 @@ def spectrum_result(case: Case) -> Result:
     layers = next(iter(found.values())).condition.size
     for layer in shown_layers(layers):
         curves = {kind: [_points(one.values[layer]) for one in _of(found, kind)] for kind in case.kinds}
-        picture = svg.lines(curves, "singular value", "share of the largest", log_y=True, legend=True)
+        picture = figures.lines(curves, "singular value", "share of the largest", log_y=True, legend=True)
         result.figure(f"Layer {layer + 1}: singular values over the largest, after the last step", picture)
     rows = []
     for layer in range(layers):
@@ -56,7 +56,7 @@ def rank_result(case: Case) -> Result:
     for letter, title in (("S", "memory S"), ("M", "momentum M")):
         for layer in shown_layers(layers):
             curves = {kind: [_along(one, letter, layer) for one in _of(found, kind)] for kind in case.kinds}
-            picture = svg.lines(curves, "step", f"effective rank of {letter}", legend=True)
+            picture = figures.lines(curves, "step", f"effective rank of {letter}", legend=True)
             result.figure(f"Layer {layer + 1}: effective rank of the {title}", picture)
     rows = [
         [f"{letter}, layer {layer + 1}", *(spread(_last(found, kind, letter, layer)) for kind in case.kinds)]
@@ -84,7 +84,7 @@ def memory_result(case: Case) -> Result:
         for letter, matrices in (("S", seen.S), ("M", seen.M)):
             titles = [f"{letter} after {step}" for step in seen.steps]
             caption = f"{kind}: {'memory' if letter == 'S' else 'momentum'} {letter} of the last layer, head 1"
-            result.figure(caption, svg.pictures(list(matrices), titles))
+            result.figure(caption, figures.pictures(list(matrices), titles))
         result.data[kind] = {"steps": seen.steps, "S": norms(seen.S), "M": norms(seen.M)}
     result.found.append("Values down, keys across; one colour scale for each row of pictures.")
     return result

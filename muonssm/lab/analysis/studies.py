@@ -19,7 +19,7 @@ from muonssm.lab.core.parallel_runs import train_all
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.core.task import Metric
-from muonssm.lab.report import svg
+from muonssm.lab.report import figures
 
 from .case import Case, batch_of
 from .geometry import rank, spectrum
@@ -130,7 +130,7 @@ def _side_by_side(study: Study, result: Result, names: Sequence[str], pairs: Seq
     rows = [[TITLES[name], *(spread(_values(scores, name)) for scores in parts.values())] for name in names]
     result.table(f"Mean and deviation over {study.seeds} seeds", head, rows)
     shown = {TITLES[name]: mean_and_deviation(_values(parts["test"], name)) for name in names}
-    result.figure("Test part", svg.bars(shown, study.metric.title))
+    result.figure("Test part", figures.bars(shown, study.metric.title))
     _compare(study, result, parts["test"], pairs)
     result.data["scores"] = _listed(parts)
 
@@ -160,7 +160,7 @@ def ablation(study: Study) -> Result:
         ("Condition number of S", logs, "log10 of the condition number"),
     ):
         shown = {TITLES[name]: mean_and_deviation(_values(scores, name)) for name in names}
-        result.figure(caption, svg.bars(shown, axis))
+        result.figure(caption, figures.bars(shown, axis))
     _compare(
         study, result, parts["validation"], [("muon", "frobenius"), ("muon", "momentum"), ("frobenius", "momentum")]
     )
@@ -225,7 +225,7 @@ def sensitivity(study: Study) -> Result:
     values = [[means[gamma, tau] for tau in TAUS] for gamma in GAMMAS]
     marks = {(GAMMAS.index(gamma), TAUS.index(tau)) for gamma, tau in RECOMMENDED}
     rows, columns = [f"{gamma:g}" for gamma in GAMMAS], [f"{tau:g}" for tau in TAUS]
-    picture = svg.heatmap(values, rows, columns, "gamma", "tau", format="{:.1f}", marks=marks)
+    picture = figures.heatmap(values, rows, columns, "gamma", "tau", format="{:.1f}", marks=marks)
     result.figure(f"Test {study.metric.title}, mean of {study.seeds} seeds; outlined: the paper's range", picture)
     inside = [means[point] for point in sorted(RECOMMENDED) if means[point] is not None]
     summary(result, inside, base, study)

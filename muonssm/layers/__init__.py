@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from muonssm.checks import check_choice
 from muonssm.ops import Muon
 
 from .convert import export_weights, from_transformers, load_weights
@@ -27,14 +28,35 @@ BACKBONES: dict[str, type[Mixer]] = {
 
 
 def build_mixer(name: str, d_model: int, muon: Muon = Muon(), **dims: Any) -> Mixer:  # noqa: B008  a frozen value
-    """The mixer of a backbone in `BACKBONES`; `dims` are arguments of its class."""
-    if not isinstance(name, str) or name not in BACKBONES:
-        raise ValueError(f"name is {name!r}; it may be one of {tuple(BACKBONES)}")
+    """Build the mixer of a backbone.
+
+    Args:
+        name: a name in `BACKBONES`.
+        d_model: width of the input and output.
+        muon: momentum and normalization; `Muon.off()` is the plain backbone.
+        dims: further arguments of the backbone's class, such as `num_heads=4`.
+
+    To add a backbone:
+
+    1. Write `muonssm/layers/<name>.py` with a subclass of `Mixer`. Its constructor takes `d_model`, its own sizes,
+       and `muon`, `momentum`, `bidirectional`, and makes `conv1d` (`ShortConvolution`), `momentum` (`Momentum`) and
+       `out_proj`. Its method `mix(x, state, sequences)` is the whole computation in order: projections,
+       `sequences.add_reversed`, convolution, gates, `muon_memory` or `muon_selective_scan`,
+       `sequences.mean_of_directions`, output projection. `gated_deltanet.py` is a good one to start from. `Mixer` does
+       the rest: argument checks, padding, packing, decoding.
+    2. Add it to `BACKBONES` above.
+    3. Add it to the table `DIMS` in `tests/layers/cases.py`. Every test of the contract then runs on it: split,
+       stepwise, padded and packed sequences, gradients, bfloat16, both directions, every implementation.
+    4. Models choose its sizes in `ActivityModelConfig.mixer_dims` (`models/activity.py`), `VisionConfig.ssm_dims`
+       (`models/vision/config.py`) and `MIXER_DIMS` (`models/language/presets.py`).
+    5. If other libraries have weights for it, add a map to `MAPS` in `convert.py`.
+    """
+    check_choice("name", name, tuple(BACKBONES))
     backbone = BACKBONES[name]
     known = [argument for argument in inspect.signature(backbone).parameters if argument not in ("d_model", "muon")]
     for argument in dims:
         if argument not in known:
-            raise TypeError(f"{argument} is not an argument of {backbone.__name__}; it has {', '.join(known)}")
+            raise TypeError(f"dims must be arguments of {backbone.__name__} ({', '.join(known)}), got {argument!r}")
     return backbone(d_model, muon=muon, **dims)  # type: ignore[call-arg]
 
 

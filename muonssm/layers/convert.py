@@ -1,9 +1,10 @@
-"""Weights in and out: mixers from other libraries' modules, and their parameter names.
+"""Load and export weights under the parameter names of transformers and flash-linear-attention (fla).
 
-Mamba and Mamba-2 are named as in the original release and in transformers. For the delta rule this library makes one
-projection `[q; k; v; ...]` and one convolution where others have several; the maps here join and cut them.
+Mamba and Mamba-2 have the names of the original release and of transformers. For the delta rule this library has one
+projection `in_proj` with rows [q; k; v; gates] and one convolution where the others have several; the maps in this file
+concatenate and split them.
 
-    Weights     a state dict: parameter name to tensor
+    Weights     a state dict: parameter names to tensors
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 
 from muonssm.ops import Muon
 
-from .delta_rule import DeltaRule, Heads
 from .deltanet import DeltaNet
 from .gated_deltanet import GatedDeltaNet
 from .mamba import Mamba
@@ -30,23 +30,23 @@ AnyMixer = TypeVar("AnyMixer", bound=Mixer)
 
 @dataclass(frozen=True)
 class WeightMap:
-    """How another library names a mixer's parameters. Both directions work on state dicts of one mixer."""
+    """Rename the state dict of one mixer, from another library's names to ours and back."""
 
-    to_ours: Callable[[Weights, Mixer], dict[str, Tensor]]
-    to_theirs: Callable[[Weights, Mixer], dict[str, Tensor]]
+    to_ours: Callable[[Weights, Any], dict[str, Tensor]]
+    to_theirs: Callable[[Weights, Any], dict[str, Tensor]]
 
 
 def load_weights(mixer: AnyMixer, weights: Weights, source: str) -> AnyMixer:
-    """Loads another library's parameters into `mixer`, in place.
+    """Load another library's parameters into `mixer`, in place.
 
     Args:
-        mixer: any mixer with a map for `source`.
+        mixer: a mixer with a map for `source`.
         weights: parameter names, without a prefix, to tensors.
         source: `"transformers"` (MambaMixer, Mamba2Mixer, Qwen3-Next's gated delta net) or `"fla"`
             (flash-linear-attention's DeltaNet and GatedDeltaNet).
 
-    Parameters of a learned momentum, which no other library has, keep their values. Anything else that is missing, left
-    over or of another shape is an error, and nothing is loaded.
+    A learned momentum, which no other library has, keeps its values. Any other missing or unknown name and any other
+    shape is an error, and nothing is loaded.
     """
     ours = to_ours(mixer, weights, source)
     parameters = dict(mixer.named_parameters())
@@ -54,13 +54,13 @@ def load_weights(mixer: AnyMixer, weights: Weights, source: str) -> AnyMixer:
     unknown = [name for name in ours if name not in parameters]
     if missing or unknown:
         raise ValueError(
-            f"weights have {', '.join(unknown) or 'nothing'} too much and lack {', '.join(missing) or 'nothing'}; "
-            f"they may be those of one {type(mixer).__name__} of {source!r}, without a prefix"
+            f"weights must be those of one {type(mixer).__name__} of {source!r}, without a prefix; "
+            f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
         )
     for name, tensor in ours.items():
-        if tensor.shape != parameters[name].shape:
-            found, wanted = list(tensor.shape), list(parameters[name].shape)
-            raise ValueError(f"{name} has shape {found}; for this {type(mixer).__name__} it may be {wanted}")
+        expected = parameters[name].shape
+        if tensor.shape != expected:
+            raise ValueError(f"{name} must have shape {list(expected)}, got {list(tensor.shape)}")
     with torch.no_grad():
         for name, tensor in ours.items():
             parameters[name].copy_(tensor)
@@ -68,49 +68,50 @@ def load_weights(mixer: AnyMixer, weights: Weights, source: str) -> AnyMixer:
 
 
 def export_weights(mixer: Mixer, target: str) -> dict[str, Tensor]:
-    """The mixer's parameters under another library's names; what that library lacks (learned momentum) is left out."""
+    """Return the mixer's parameters under another library's names, without a learned momentum."""
     own = {name: p.detach() for name, p in mixer.named_parameters() if not is_learned_momentum(name)}
     return to_theirs(mixer, own, target)
 
 
 def to_ours(mixer: Mixer, weights: Weights, source: str) -> dict[str, Tensor]:
-    """Another library's state dict of one mixer, under our names."""
-    return _map_of(mixer, source).to_ours(weights, mixer)
+    """Rename another library's state dict of one mixer to our names."""
+    return _find_map(mixer, source).to_ours(weights, mixer)
 
 
 def to_theirs(mixer: Mixer, weights: Weights, target: str) -> dict[str, Tensor]:
-    """Our state dict of one mixer, under another library's names."""
-    return _map_of(mixer, target).to_theirs(weights, mixer)
+    """Rename our state dict of one mixer to another library's names."""
+    return _find_map(mixer, target).to_theirs(weights, mixer)
 
 
 def is_learned_momentum(name: str) -> bool:
-    """Whether a parameter is one that no other library has."""
+    """Whether a parameter belongs to a learned momentum, which no other library has."""
     return name.startswith("momentum.")
 
 
 def from_transformers(module: nn.Module, muon: Muon | None = None, momentum: str = "fixed") -> Mixer:
-    """A mixer with the weights of transformers' `MambaMixer`, `Mamba2Mixer` or `Qwen3NextGatedDeltaNet`.
+    """Build a mixer with the weights of transformers' `MambaMixer`, `Mamba2Mixer` or `Qwen3NextGatedDeltaNet`.
 
     Args:
-        module: the loaded module; its weights are copied, with their dtypes and whether they are trained.
-        muon: None or `Muon.off()` computes what the module does; `Muon()` adds momentum and normalisation.
+        module: the loaded module. Its weights are copied with their dtypes and `requires_grad`.
+        muon: None or `Muon.off()` computes what the module does; `Muon()` adds momentum and normalization.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
     """
-    kind = type(module).__name__
-    if kind not in BUILDERS:
-        raise TypeError(f"module is of type {kind}; it may be one of {tuple(BUILDERS)} of transformers")
+    name = type(module).__name__
+    if name not in BUILDERS:
+        raise TypeError(f"module must be one of {', '.join(BUILDERS)} of transformers, got {name}")
     activation = getattr(module, "activation", "silu")
     if activation not in ("silu", "swish"):
-        raise ValueError(f"module's activation is {activation!r}; it may be 'silu'")
-    mixer = BUILDERS[kind](module, Muon.off() if muon is None else muon, momentum)
+        raise ValueError(f"module must have the activation 'silu', got {activation!r}")
+    mixer = BUILDERS[name](module, Muon.off() if muon is None else muon, momentum)
     mixer = mixer.to(next(module.parameters()).device).train(module.training)
     load_weights(mixer, module.state_dict(), "transformers")
     values = to_ours(mixer, module.state_dict(), "transformers")
+    # Masks of trained parameters take the same way as the weights, so that frozen ones stay frozen.
     trained = {name: torch.full(p.shape, float(p.requires_grad)) for name, p in module.named_parameters()}
-    for name, flag in to_ours(mixer, trained, "transformers").items():  # what was frozen stays so
+    for name, mask in to_ours(mixer, trained, "transformers").items():
         parameter = mixer.get_parameter(name)
         parameter.data = parameter.data.to(values[name].dtype)
-        parameter.requires_grad_(bool(flag.any()))
+        parameter.requires_grad_(bool(mask.any()))
     return mixer
 
 
@@ -120,7 +121,7 @@ def _mamba(module: Any, muon: Muon, momentum: str) -> Mixer:
         d_model, module.ssm_state_size, d_inner / d_model, module.time_step_rank, module.conv_kernel_size,
         module.in_proj.bias is not None, muon, momentum,
     )  # fmt: skip
-    return _without_conv_bias(mixer, module)
+    return _match_conv_bias(mixer, module)
 
 
 def _mamba2(module: Any, muon: Muon, momentum: str) -> Mixer:
@@ -132,10 +133,11 @@ def _mamba2(module: Any, muon: Muon, momentum: str) -> Mixer:
     low, high = module.time_step_limit
     mixer.dt_limit = (float(low), float(high))
     mixer.norm.eps = module.layer_norm_epsilon
-    return _without_conv_bias(mixer, module)
+    return _match_conv_bias(mixer, module)
 
 
-def _without_conv_bias(mixer: Mixer, module: Any) -> Mixer:
+def _match_conv_bias(mixer: Mixer, module: Any) -> Mixer:
+    """Remove the convolution's bias if the original has none."""
     if module.conv1d.bias is None:
         mixer.conv1d.bias = None
     return mixer
@@ -161,76 +163,72 @@ def _same(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
     return dict(weights)
 
 
-# ---- Qwen3-Next: in_proj_qkvz has [q, k, v, z] of each key head, in_proj_ba [b, a]; ours is [q, k, v, z, a, b] ----
-
+# ---- Qwen3-Next: in_proj_qkvz has rows [q, k, v, z] per key head, in_proj_ba [b, a]; ours has [q, k, v, z, a, b] ----
 
 _QWEN_PROJECTIONS = ("in_proj_qkvz.weight", "in_proj_ba.weight")
 
 
-def _qwen_widths(heads: Heads) -> tuple[list[int], list[int]]:
-    """Rows of a key head in in_proj_qkvz and in in_proj_ba."""
-    shared = heads.values // heads.keys
-    return [heads.key_dim, heads.key_dim, shared * heads.value_dim, shared * heads.value_dim], [shared, shared]
+def _qwen_widths(mixer: GatedDeltaNet) -> tuple[list[int], list[int]]:
+    """Count the rows per key head of q, k, v, z in in_proj_qkvz and of b, a in in_proj_ba."""
+    shared = mixer.num_value_heads // mixer.num_heads
+    values = shared * mixer.head_v_dim
+    return [mixer.head_k_dim, mixer.head_k_dim, values, values], [shared, shared]
 
 
-def _from_qwen(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
-    heads = _delta(mixer).heads
+def _from_qwen(weights: Weights, mixer: GatedDeltaNet) -> dict[str, Tensor]:
     ours = dict(weights)
-    missing = [name for name in _QWEN_PROJECTIONS if name not in ours]
-    if missing:
-        raise ValueError(f"weights lack {', '.join(missing)}; they may be those of one Qwen3NextGatedDeltaNet")
-    parts = []
-    for name, widths in zip(_QWEN_PROJECTIONS, _qwen_widths(heads), strict=True):
-        by_head = ours.pop(name).unflatten(0, (heads.keys, sum(widths)))
-        parts += [part.flatten(0, 1) for part in by_head.split(widths, dim=1)]
-    q, k, v, z, b, a = parts
+    _check_names(ours, _QWEN_PROJECTIONS, "Qwen3NextGatedDeltaNet of 'transformers'")
+    blocks = []
+    for name, widths in zip(_QWEN_PROJECTIONS, _qwen_widths(mixer), strict=True):
+        per_head = ours.pop(name).unflatten(0, (mixer.num_heads, sum(widths)))
+        blocks += [block.flatten(0, 1) for block in per_head.split(widths, dim=1)]
+    q, k, v, z, b, a = blocks
     return {**ours, "in_proj.weight": torch.cat([q, k, v, z, a, b])}
 
 
-def _to_qwen(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
-    heads = _delta(mixer).heads
+def _to_qwen(weights: Weights, mixer: GatedDeltaNet) -> dict[str, Tensor]:
     theirs = dict(weights)
     if theirs.pop("gate_bias", None) is not None:
-        raise ValueError("the mixer has gate_bias; Qwen3-Next's gates have none, make it with gate_bias=False")
-    q, k, v, z, a, b = theirs.pop("in_proj.weight").split([*heads.widths, heads.widths[2], heads.values, heads.values])
-    for name, parts in zip(_QWEN_PROJECTIONS, ((q, k, v, z), (b, a)), strict=True):
-        theirs[name] = torch.cat([part.unflatten(0, (heads.keys, -1)) for part in parts], dim=1).flatten(0, 1)
+        raise ValueError("gate_bias must be False for Qwen3-Next, whose gates have no bias, got True")
+    q, k, v, z, a, b = theirs.pop("in_proj.weight").split([*mixer.qkv_widths, *mixer.gate_widths])
+    for name, blocks in zip(_QWEN_PROJECTIONS, ((q, k, v, z), (b, a)), strict=True):
+        per_head = [block.unflatten(0, (mixer.num_heads, -1)) for block in blocks]
+        theirs[name] = torch.cat(per_head, dim=1).flatten(0, 1)
     return theirs
 
 
-# ---- flash-linear-attention: one projection and one convolution each ----
+# ---- flash-linear-attention: one projection and one convolution for each of q, k, v and the gates ----
 
 _FLA_CONVOLUTIONS = ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")
 _FLA_NAMES = {"o_norm.weight": "norm.weight", "o_proj.weight": "out_proj.weight"}
 
 
-def _fla_projections(mixer: Mixer) -> list[str]:
-    """Names of the projections, in the order of ours."""
+def _fla_projections(mixer: DeltaNet | GatedDeltaNet) -> list[str]:
+    """List fla's names of the projections, in the order of `in_proj`."""
     if isinstance(mixer, GatedDeltaNet):
-        return ["q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj"]
-    return ["q_proj", "k_proj", "v_proj", "b_proj", *["g_proj"][: len(_delta(mixer).others) - 1]]
+        names = ["q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj"]
+    else:
+        names = ["q_proj", "k_proj", "v_proj", "b_proj", *["g_proj"][: len(mixer.gate_widths) - 1]]
+    return [f"{name}.weight" for name in names]
 
 
-def _from_fla(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
+def _from_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet) -> dict[str, Tensor]:
     rest = dict(weights)
-    names = [f"{name}.weight" for name in _fla_projections(mixer)]
-    missing = [name for name in (*names, *_FLA_CONVOLUTIONS) if name not in rest]
-    if missing:
-        raise ValueError(f"weights lack {', '.join(missing)}; they may be those of one {type(mixer).__name__} of 'fla'")
+    names = _fla_projections(mixer)
+    _check_names(rest, (*names, *_FLA_CONVOLUTIONS), f"{type(mixer).__name__} of 'fla'")
     ours = {"in_proj.weight": torch.cat([rest.pop(name) for name in names])}
     ours["conv1d.weight"] = torch.cat([rest.pop(name) for name in _FLA_CONVOLUTIONS])
     if isinstance(mixer, GatedDeltaNet) and mixer.gate_bias is not None:
-        zeros = mixer.gate_bias.new_zeros(mixer.heads.values)
+        zeros = mixer.gate_bias.new_zeros(mixer.num_value_heads)
         ours["gate_bias"] = torch.cat([rest.pop(f"{name}.bias", zeros) for name in ("a_proj", "b_proj")])
     return {**ours, **{_FLA_NAMES.get(name, name): tensor for name, tensor in rest.items()}}
 
 
-def _to_fla(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
-    heads, rest = _delta(mixer).heads, dict(weights)
-    widths = [*heads.widths, *_delta(mixer).others]
-    parts = rest.pop("in_proj.weight").split(widths)
-    theirs = {f"{name}.weight": part for name, part in zip(_fla_projections(mixer), parts, strict=True)}
-    theirs |= dict(zip(_FLA_CONVOLUTIONS, rest.pop("conv1d.weight").split(heads.widths), strict=True))
+def _to_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet) -> dict[str, Tensor]:
+    rest = dict(weights)
+    blocks = rest.pop("in_proj.weight").split([*mixer.qkv_widths, *mixer.gate_widths])
+    theirs = dict(zip(_fla_projections(mixer), blocks, strict=True))
+    theirs |= dict(zip(_FLA_CONVOLUTIONS, rest.pop("conv1d.weight").split(mixer.qkv_widths), strict=True))
     if "gate_bias" in rest:
         a, b = rest.pop("gate_bias").chunk(2)
         theirs |= {"a_proj.bias": a, "b_proj.bias": b}
@@ -238,9 +236,10 @@ def _to_fla(weights: Weights, mixer: Mixer) -> dict[str, Tensor]:
     return {**theirs, **{back.get(name, name): tensor for name, tensor in rest.items()}}
 
 
-def _delta(mixer: Mixer) -> DeltaRule:
-    assert isinstance(mixer, DeltaRule)
-    return mixer
+def _check_names(weights: Weights, names: tuple[str, ...], owner: str) -> None:
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise ValueError(f"weights must be those of one {owner}; missing: {', '.join(missing)}")
 
 
 MAPS: dict[tuple[str, type[Mixer]], WeightMap] = {
@@ -252,9 +251,9 @@ MAPS: dict[tuple[str, type[Mixer]], WeightMap] = {
 }
 
 
-def _map_of(mixer: Mixer, library: str) -> WeightMap:
-    for (name, kind), weight_map in MAPS.items():
-        if name == library and isinstance(mixer, kind):
+def _find_map(mixer: Mixer, library: str) -> WeightMap:
+    for (name, mixer_class), weight_map in MAPS.items():
+        if name == library and isinstance(mixer, mixer_class):
             return weight_map
-    known = ", ".join(f"{kind.__name__} of {name!r}" for name, kind in MAPS)
-    raise ValueError(f"there is no map between {type(mixer).__name__} and {library!r}; there are: {known}")
+    known = ", ".join(f"{name!r} for {mixer_class.__name__}" for name, mixer_class in MAPS)
+    raise ValueError(f"source or target must be one of {known}; got {library!r} for {type(mixer).__name__}")

@@ -1,10 +1,21 @@
-"""Mamba-2: matrix memory with one retention gate a head.
+"""Mamba-2: a matrix memory with one retention gate per head.
 
-    z, x, B, C, dt = in_proj(x);   x, B, C = silu(conv(x, B, C));   dt = softplus(dt + dt_bias)
-    S_t = exp(-exp(A_log) dt_t) S_{t-1} + M_t,   M_t = gamma_t M_{t-1} + NS(tau dt_t x_t B_t^T)
-    y = out_proj(RMSNorm((S C + D x) * silu(z)))
+    z, x, B, C, dt = in_proj(u);   x, B, C = silu(conv(x, B, C));   dt = softplus(dt + dt_bias)
+    alpha   = exp(-exp(A_log) dt),   beta = dt,   eta = 0
+    M_t     = gamma_t M_{t-1} + NS(tau dt_t x_t B_t^T)
+    S_t     = alpha_t S_{t-1} + M_t
+    y       = out_proj(RMSNorm((S C + D x) * silu(z)))
 
-Parameters are named, shaped and initialised as in the original, so weights go in and out as they are.
+    paper           code            shape
+    u               u               `[B, L, d_model]`, the input of the mixer
+    x_t             x, v            `[B, L, d_inner]`, then `[B, L, num_heads, head_dim]`
+    B_t, C_t        k, q            `[B, L, groups d_state]`, then per head `[B, L, num_heads, d_state]`
+    Delta_t         dt              `[B, L, num_heads]`, the step sizes
+    alpha_t         log_alpha       `[B, L, num_heads]`, its logarithm
+    S_t, M_t        memory.S, .M    `[B, num_heads, head_dim, d_state]`
+                    z               `[B, L, d_inner]`, the output gate
+
+Parameters have the names, shapes and initial values of the original, so that its weights load unchanged.
 """
 
 from __future__ import annotations
@@ -15,28 +26,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muonssm.ops import MemoryState, Muon, muon_memory
+from muonssm.checks import check_bool, check_int
+from muonssm.ops import Muon, muon_memory
 from muonssm.ops.dtypes import compute_dtype
 
-from .mixer import Call, Mixer, Projected, check_size, head_dim_of
-from .modules import RMSNorm, ShortConvolution, step_size_bias
+from .mixer import Mixer
+from .modules import RMSNorm, ShortConvolution, channels_per_head, check_divisor, step_size_bias
 from .momentum import Momentum
+from .sequences import Sequences
+from .state import MixerState
+
+NO_LIMIT = (0.0, math.inf)
 
 
 class Mamba2(Mixer):
     """Mamba-2's mixer, plain (`Muon.off()`) or with Muon.
 
     Args:
-        d_model: width of x and y.
+        d_model: width of the input and output.
         d_state: size of keys B and queries C.
         expand: channels are `expand * d_model`.
-        head_dim: channels a head; by default the largest divisor of the channels up to 64.
-        groups: heads share B and C in so many groups.
+        head_dim: channels per head; by default the largest divisor of the channels up to 64.
+        groups: number of different B and C; the heads of a group share theirs.
         conv_size: length of the convolution's filters.
-        bias: of the input and output projections.
+        bias: whether the input and output projections have a bias.
         muon, momentum, bidirectional: see `Mixer` and `Momentum`.
 
-    `dt_limit`, a pair (none by default), bounds the step size, for weights that were trained so.
+    Attributes:
+        dt_limit: lower and upper bound of the step size, for weights that were trained with them; no bounds by default.
     """
 
     def __init__(
@@ -52,45 +69,58 @@ class Mamba2(Mixer):
         momentum: str = "fixed",
         bidirectional: bool = False,
     ) -> None:
-        super().__init__(check_size("d_model", d_model), bidirectional)
-        self.d_state = check_size("d_state", d_state)
-        self.d_inner = check_size("expand * d_model", round(expand * d_model))
-        self.head_dim = head_dim_of(self.d_inner, head_dim)
-        self.heads = self.d_inner // self.head_dim
-        self.groups = check_size("groups", groups, divides=("heads", self.heads))
-        self.dt_limit = (0.0, math.inf)
-        self.momentum = Momentum(d_model, self.heads, muon, momentum)
+        super().__init__(d_model, bidirectional)
+        self.d_state = check_int("d_state", d_state, 1)
+        self.d_inner = check_int("expand * d_model", round(expand * d_model), 1)
+        self.head_dim = channels_per_head(self.d_inner, head_dim)
+        self.num_heads = self.d_inner // self.head_dim
+        self.groups = check_divisor("groups", groups, "the number of heads", self.num_heads)
+        self.dt_limit = NO_LIMIT
+        check_bool("bias", bias)
+
+        self.momentum = Momentum(d_model, self.num_heads, muon, momentum)
         channels = self.d_inner + 2 * groups * d_state
-        self.in_proj = nn.Linear(d_model, self.d_inner + channels + self.heads, bias=bias)
-        self.conv1d = ShortConvolution(channels, check_size("conv_size", conv_size), bias=True)
-        self.dt_bias = step_size_bias(self.heads)
-        self.A_log = nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log())
-        self.D = nn.Parameter(torch.ones(self.heads))
+        self.in_proj = nn.Linear(d_model, self.d_inner + channels + self.num_heads, bias=bias)
+        self.conv1d = ShortConvolution(channels, check_int("conv_size", conv_size, 1), bias=True)
+        self.dt_bias = step_size_bias(self.num_heads)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(self.num_heads))
         self.norm = RMSNorm(self.d_inner, gate_first=True)
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
 
-    def project(self, x: Tensor) -> Projected:
-        sizes = [self.d_inner, self.d_inner + 2 * self.groups * self.d_state, self.heads]
-        z, channels, dt = self.in_proj(x).split(sizes, dim=-1)
-        return Projected(channels, (dt,), z)
+    def mix(self, u: Tensor, state: MixerState | None, sequences: Sequences) -> tuple[Tensor, MixerState]:
+        conv, memory = (None, None) if state is None else state
+        keys = self.groups * self.d_state
 
-    def recall(self, channels: Tensor, gates: tuple[Tensor, ...], call: Call) -> tuple[Tensor, MemoryState]:
-        shared = self.groups * self.d_state
-        x, B, C = channels.split([self.d_inner, shared, shared], dim=-1)
-        x = x.unflatten(2, (self.heads, self.head_dim))
-        k, q = (self._for_heads(t) for t in (B, C))
-        dtype = compute_dtype(channels)
-        dt = F.softplus(gates[0].to(dtype) + self.dt_bias.to(dtype))
-        if self.dt_limit != (0.0, math.inf):
+        # Projections of u.
+        z, xBC, dt = self.in_proj(u).split([self.d_inner, self.d_inner + 2 * keys, self.num_heads], dim=-1)
+        xBC, dt, gamma = sequences.add_reversed(xBC, dt, self.momentum.gate(u))
+
+        # Short convolution, then values x, keys B and queries C per head.
+        xBC, conv = self.conv1d(xBC, conv, sequences.bounds, self.impl)
+        x, B, C = xBC.split([self.d_inner, keys, keys], dim=-1)
+        v = x.unflatten(2, (self.num_heads, self.head_dim))
+        k, q = self._per_head(B), self._per_head(C)
+
+        # Gates, in float32: dt = softplus(dt + dt_bias), alpha = exp(-exp(A_log) dt), beta = dt.
+        dtype = compute_dtype(xBC)
+        dt = F.softplus(dt.to(dtype) + self.dt_bias.to(dtype))
+        if self.dt_limit != NO_LIMIT:
             dt = dt.clamp(*self.dt_limit)
         log_alpha = -self.A_log.to(dtype).exp() * dt
-        y, state = muon_memory(q, k, x, log_alpha, dt, eta=0.0, **call._asdict())
-        return torch.addcmul(y, x, self.D.to(y.dtype)[:, None]).flatten(2), state
 
-    def _for_heads(self, shared: Tensor) -> Tensor:
-        """`[B, L, groups * d_state]` to `[B, L, heads, d_state]`."""
+        # The memory: y_t = S_t C_t + D x_t.
+        muon = self.momentum(gamma)
+        y, memory = muon_memory(
+            q, k, v, log_alpha, dt, eta=0.0, muon=muon, state=memory, cu_seqlens=sequences.bounds, impl=self.impl
+        )
+        y = torch.addcmul(y, v, self.D.to(y.dtype)[:, None]).flatten(2)
+        y = sequences.mean_of_directions(y)
+
+        # Output gate, norm, output projection.
+        return self.out_proj(self.norm(y, z)), MixerState(conv, memory)
+
+    def _per_head(self, shared: Tensor) -> Tensor:
+        """Give every head the B or C of its group: `[B, L, groups d_state]` to `[B, L, num_heads, d_state]`."""
         grouped = shared.unflatten(2, (self.groups, 1, self.d_state))
-        return grouped.expand(-1, -1, -1, self.heads // self.groups, -1).flatten(2, 3)
-
-    def readout(self, y: Tensor, output: Tensor | None) -> Tensor:
-        return self.out_proj(self.norm(y, output))
+        return grouped.expand(-1, -1, -1, self.num_heads // self.groups, -1).flatten(2, 3)

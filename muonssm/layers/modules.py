@@ -1,4 +1,4 @@
-"""Small parts that mixers share: the convolution's filters, norms, and initial values."""
+"""Small parts that mixers share: the short convolution, norms, head sizes and initial values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from muonssm.checks import check_int
 from muonssm.ops.causal_conv import Convolved, causal_convolution
 from muonssm.ops.dtypes import compute_dtype
 
 
 class ShortConvolution(nn.Module):
-    """Filters for `causal_convolution`, named, shaped and initialised as those of `nn.Conv1d(C, C, K, groups=C)`."""
+    """Causal depthwise convolution followed by silu: silu(bias + sum_j weight_j x_{t-K+1+j}), j = 0 .. K-1.
+
+    Names, shapes and initial values are those of `nn.Conv1d(channels, channels, size, groups=channels)`.
+    """
 
     def __init__(self, channels: int, size: int, bias: bool) -> None:
         super().__init__()
@@ -22,15 +26,19 @@ class ShortConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, impl: str) -> Convolved:
+        """Convolve x `[B, L, C]`; return the output and the last K - 1 inputs, `tail` of the next call."""
         return causal_convolution(x, self.weight, self.bias, tail=tail, cu_seqlens=cu_seqlens, impl=impl)
 
     def extra_repr(self) -> str:
-        """What `print(mixer)` says."""
+        """Describe the module for `print(mixer)`."""
         return f"{self.weight.shape[0]}, size={self.weight.shape[2]}, bias={self.bias is not None}"
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32, times silu(gate) before or after the norm."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32.
+
+    With a gate, the result is norm(x) * silu(gate), or norm(x * silu(gate)) with `gate_first`.
+    """
 
     def __init__(self, size: int, eps: float = 1e-5, gate_first: bool = False) -> None:
         super().__init__()
@@ -39,7 +47,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         dtype = compute_dtype(x)
-        if gate is None and x.dtype == self.weight.dtype == dtype:  # nothing to cast: what a decoding step does most
+        if gate is None and x.dtype == self.weight.dtype == dtype:  # no casts: the common case of a decoding step
             return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         wide = x.to(dtype)
         if gate is not None and self.gate_first:
@@ -50,28 +58,58 @@ class RMSNorm(nn.Module):
         return wide.to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What `print(mixer)` says."""
+        """Describe the module for `print(mixer)`."""
         return f"{self.weight.shape[0]}, eps={self.eps:g}"
 
 
 def unit(x: Tensor, scale: float = 1.0) -> Tensor:
-    """x with a last axis of length `scale`, finite at zero: x scale / sqrt(x.x + 1e-6), computed in float32."""
+    """Scale the last axis to length `scale`, in float32: x scale / sqrt(x.x + 1e-6), finite at zero."""
     wide = x.to(compute_dtype(x))
     return (wide * (torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6) * scale)).to(x.dtype)
 
 
+def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Repeat the heads of x `[B, L, H, m]` so that there are `num_heads`; neighbors share one."""
+    return x if x.shape[2] == num_heads else x.repeat_interleave(num_heads // x.shape[2], dim=2)
+
+
 def step_size_bias(count: int) -> nn.Parameter:
-    """Mamba's: the inverse softplus of step sizes that are log-uniform in [1e-3, 1e-1]."""
+    """Draw Mamba's initial step sizes, log-uniform in [1e-3, 1e-1], and return their inverse softplus."""
     low, high = math.log(1e-3), math.log(1e-1)
     dt = torch.exp(torch.rand(count) * (high - low) + low).clamp(min=1e-4)
     return nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
 
 
-def is_bare(module: nn.Module) -> bool:
-    """Whether calling the module is its class's `forward` and nothing else: no hook, no forward of its own."""
+def check_divisor(name: str, value: int, total_name: str, total: int) -> int:
+    """Check that `value` is a positive integer that divides `total`."""
+    check_int(name, value, 1)
+    if total % value:
+        raise ValueError(f"{name} must be a divisor of {total_name} = {total}, got {value}")
+    return value
+
+
+def channels_per_head(channels: int, head_dim: int | None) -> int:
+    """Check `head_dim`, a divisor of the channels; None gives the largest divisor up to 64."""
+    if head_dim is None:
+        return max(size for size in range(1, 65) if channels % size == 0)
+    return check_divisor("head_dim", head_dim, "expand * d_model", channels)
+
+
+def size_per_head(name: str, size: int | None, total: float, num_heads: int) -> int:
+    """Check `size`, the size of one head; None gives each of `num_heads` an equal share of `total`."""
+    if size is not None:
+        return check_int(name, size, 1)
+    check_int("num_heads", num_heads, 1)
+    if total % num_heads:
+        raise ValueError(f"num_heads must be a divisor of {total:g}, got {num_heads}; otherwise give {name}")
+    return int(total) // num_heads
+
+
+def has_no_hooks(module: nn.Module) -> bool:
+    """Whether calling the module runs its class's `forward` alone: no hook, no replaced `forward`."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
-def is_own(layer: nn.Module) -> bool:
-    """Whether the layer is W x + b and nothing else: no adapter in its place (LoRA, quantised), no hook."""
-    return type(layer) is nn.Linear and is_bare(layer)
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether the layer computes W x + b and nothing else: no adapter (LoRA), no quantization, no hook."""
+    return type(layer) is nn.Linear and has_no_hooks(layer)

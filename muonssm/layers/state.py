@@ -1,4 +1,4 @@
-"""`MixerState`: what a mixer hands on to the continuation of its sequences."""
+"""`MixerState`: what a mixer needs to continue its sequences."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ class MixerState(NamedTuple):
         conv    `[B, K - 1, C]`, in the dtype of the activations
         memory  `MemoryState(S, M)`, `[B, ...]` each, float32 (float64 for float64 inputs)
 
-    The first axis counts sequences, packed ones too. Its size does not depend on how much was read.
+    The first axis counts sequences, also packed ones. The size does not depend on how many steps were processed.
     """
 
     conv: Tensor
     memory: MemoryState
 
     def to(self, *arguments: Any, **options: Any) -> MixerState:
-        """On another device, or in another dtype, as `Tensor.to`."""
+        """Move to another device or dtype, as `Tensor.to` does."""
         return self.map(lambda x: x.to(*arguments, **options))
 
     def detach(self) -> MixerState:
-        """The same values, cut from the graph (truncated back-propagation)."""
+        """Detach from the graph, for truncated backpropagation."""
         return self.map(Tensor.detach)
 
     def reorder(self, index: Tensor) -> MixerState:
-        """The states of the sequences `index`, in that order; an index may repeat (beam search)."""
+        """Select the sequences `index`, in that order, with repetitions (beam search)."""
         return self.map(lambda x: x.index_select(0, index.to(x.device)))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> MixerState:
-        """The same with `function` of every tensor."""
+        """Apply `function` to every tensor."""
         return MixerState(function(self.conv), MemoryState(function(self.memory.S), function(self.memory.M)))
 
 
-# `torch.load` of a file with such a state needs no more than its default, weights_only=True.
-torch.serialization.add_safe_globals([MixerState])
+torch.serialization.add_safe_globals([MixerState])  # so that `torch.load` works with weights_only=True

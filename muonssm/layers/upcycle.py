@@ -1,4 +1,4 @@
-"""`upcycle`: a loaded transformers model with its mixers replaced by Muon ones that have the same weights."""
+"""`upcycle`: replace the mixers of a loaded transformers model by Muon mixers with the same weights."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from .state import MixerState
 
 
 def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> nn.Module:  # noqa: B008  frozen
-    """Replaces every Mamba, Mamba-2 or Qwen3-Next mixer in `model` by ours, in place, and returns the model.
+    """Replace every Mamba, Mamba-2 or Qwen3-Next mixer in `model`, in place, and return the model.
 
     Args:
         model: a loaded transformers model (MambaForCausalLM, Mamba2ForCausalLM, Qwen3NextForCausalLM, their bases, or
-            anything else with such mixers).
-        muon: what is added. With `Muon.off()` the model computes what it did before.
+            any other module with such mixers inside).
+        muon: momentum and normalization to add. With `Muon.off()` the model computes what it did before.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
 
-    The weights are copied as they are. Everything transformers does with the model goes on: training, gradient
-    checkpointing, padded batches, `generate()`. State dicts keep transformers' names, so that `save_pretrained` writes
-    a checkpoint of the original architecture: load it, upcycle it, and it is here again. A learned momentum has keys of
-    its own there, which only `load_state_dict` on an upcycled model reads.
+    The weights are copied. Training, gradient checkpointing, padded batches and `generate()` of transformers work as
+    before. State dicts keep transformers' names: `save_pretrained` writes a checkpoint of the original architecture,
+    which can be loaded and upcycled again. A learned momentum has additional keys, which only `load_state_dict` on an
+    upcycled model reads.
     """
-    found = [
-        (parent, name, child)
+    name = type(model).__name__
+    if name in BUILDERS:
+        raise ValueError(f"model must contain mixers, got a single {name}; use from_transformers")
+    if any(isinstance(module, TransformersCall) for module in model.modules()):
+        raise ValueError(f"model must not be upcycled already, got a {name} that is")
+    originals = [
+        (parent, attribute, child)
         for parent in model.modules()
-        for name, child in parent.named_children()
+        for attribute, child in parent.named_children()
         if type(child).__name__ in BUILDERS
     ]
-    if type(model).__name__ in BUILDERS:
-        raise ValueError(f"model is a {type(model).__name__} itself; `from_transformers` takes single modules")
-    if any(isinstance(module, TransformersCall) for module in model.modules()):
-        raise ValueError(f"model is a {type(model).__name__} that is upcycled already; it may be one as loaded")
-    if not found:
-        raise ValueError(f"model is a {type(model).__name__} without any of {tuple(BUILDERS)}; nothing to replace")
-    for parent, name, child in found:
-        setattr(parent, name, _as_layer(from_transformers(child, muon, momentum), child))
+    if not originals:
+        raise ValueError(f"model must contain one of {', '.join(BUILDERS)}, got a {name} without any")
+    for parent, attribute, child in originals:
+        setattr(parent, attribute, _as_layer(from_transformers(child, muon, momentum), child))
     return model
 
 
 class TransformersCall(Mixer):
-    """transformers' contract for a recurrent layer on top of a `Mixer`: its cache in, one tensor out.
+    """Give a `Mixer` the call of transformers' recurrent layers: a cache in, one tensor out.
 
-    The cache keeps the convolution's tail as its conv state, and S and M stacked as its recurrent state.
+    The cache holds the convolution's tail as its conv state, and S and M stacked as its recurrent state.
     """
 
     layer_idx: int
@@ -59,7 +60,7 @@ class TransformersCall(Mixer):
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, cache_params: Any = None, attention_mask: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """y `[B, L, d_model]`. Of what else transformers hands on, packed bounds are used (its Mamba hands on none)."""
+        """Compute y `[B, L, d_model]`; of the other arguments, use packed bounds (Mamba in transformers has none)."""
         state = None if cache_params is None else self._read(cache_params)
         L = hidden_states.shape[1]
         bounds = others.get("cu_seq_lens_q")
@@ -76,11 +77,13 @@ class TransformersCall(Mixer):
         if memory is None or conv is None:
             return None
         S, M = memory.unbind(1)
-        return MixerState(conv[..., 1:].transpose(1, 2), MemoryState(S, M))  # the cache keeps one step more than a tail
+        return MixerState(conv[..., 1:].transpose(1, 2), MemoryState(S, M))  # the cache holds one step more than a tail
 
     def _write(self, cache: Any, state: MixerState) -> None:
         if cache.is_recording_past(self.layer_idx):
-            raise ValueError("the cache is to take steps back (assisted generation); a recurrent memory cannot")
+            raise ValueError(
+                "cache_params must not record past steps: a recurrent memory cannot undo assisted generation"
+            )
         size = state.conv.shape[1] + 1
         cache.update_conv_state(state.conv.transpose(1, 2), self.layer_idx, conv_kernel_size=size)
         cache.update_recurrent_state(torch.stack([state.memory.S, state.memory.M], dim=1), self.layer_idx)
@@ -102,7 +105,7 @@ LAYERS: dict[type[Mixer], type[Mixer]] = {Mamba: MuonMamba, Mamba2: MuonMamba2, 
 
 
 def _as_layer(mixer: Mixer, original: Any) -> Mixer:
-    """The same mixer with transformers' call and names in place of ours."""
+    """Give the mixer the call and the parameter names of transformers."""
     mixer.__class__ = LAYERS[type(mixer)]
     mixer.layer_idx, mixer.layer_type = original.layer_idx, original.layer_type
     mixer.register_state_dict_post_hook(_write_their_names)
@@ -123,6 +126,6 @@ def _read_their_names(mixer: Mixer, weights: dict[str, Tensor], prefix: str, *_:
     learned = {name: theirs.pop(name) for name in tuple(theirs) if is_learned_momentum(name)}
     try:
         ours = {**to_ours(mixer, theirs, "transformers"), **learned}
-    except ValueError:  # a part of a state dict: torch says what is missing
+    except ValueError:  # an incomplete state dict: torch reports what is missing
         ours = {**theirs, **learned}
     weights.update({prefix + name: tensor for name, tensor in ours.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.scorer import PredictionScorer
 from muonssm.lab.core.task import DataSplits, Metric, PaperScores
 from muonssm.models.vision.classification import VisionClassifier
@@ -25,6 +24,9 @@ from .image_task import ImageTask, LabeledImage, TrainedRun, VisionModelConfig
 from .imagenet import is_imagenet
 from .images import ImageConfig, ImageData, load_images
 from .pictures import Panel, overlay_heat, to_rgb
+
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
 
 MAX_CONFUSION_CLASSES = 50  # no confusion matrix for more classes
 
@@ -90,11 +92,17 @@ class VisionTask(ImageTask):
         """The paper's scores on ImageNet-1k, with those on `imagenet-r`, `imagenet-a` and ImageNet-C (`mce`)."""
         return self.read_paper_table("imagenet") if is_imagenet(metadata["classes"]) else {}
 
+    def report_sections(self, experiment: Experiment) -> list[Any]:
+        """The robustness scores and the Grad-CAM pictures."""
+        from .report_sections import robustness_sections
+
+        return [*robustness_sections(experiment), *super().report_sections(experiment)]
+
     def missing_evaluations(self, experiment: Experiment) -> list[str]:
-        run = experiment.folder(experiment.trained_runs[-1]).path
-        command = f"robustness: `muonssm eval {run} --robustness imagenet-c --data DIR`"
-        missing = [] if experiment.read_all("imagenet-c.json") else [command]
-        return [*missing, *super().missing_evaluations(experiment)]
+        """The commands for robustness scores and pictures, if they were not run."""
+        from .report_sections import missing_robustness
+
+        return [*missing_robustness(experiment), *super().missing_evaluations(experiment)]
 
     def labeled_image(self, split: Any, index: int) -> tuple[Tensor, int]:
         return split.images[index]

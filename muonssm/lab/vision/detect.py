@@ -141,7 +141,7 @@ class DetectionTask(ImageTask):
             panels.append(Panel("truth", draw_objects(pixels, *objects, runs[0].metadata["classes"])))
         for run in runs:
             with torch.no_grad():
-                detections = run.model([item.image.float() / 255])["found"][0]
+                detections = run.model([item.image.float() / 255])["detections"][0]
             sure = detections["scores"] >= MIN_DRAWN_SCORE
             objects = (detections["masks"][sure, 0] >= 0.5, detections["boxes"][sure], detections["labels"][sure])
             drawn = draw_objects(pixels, *objects, run.metadata["classes"])
@@ -158,7 +158,7 @@ class DetectionScorer(Scorer):
         self.image_ids: list[int] = []
 
     def add(self, batch: dict[str, Any], outputs: dict[str, Any]) -> None:
-        for target, output in zip(batch["targets"], outputs["found"], strict=True):
+        for target, output in zip(batch["targets"], outputs["detections"], strict=True):
             image_id = int(target["image_id"])
             self.image_ids.append(image_id)
             self.detections += coco_results(output, image_id, self.split.category_ids)

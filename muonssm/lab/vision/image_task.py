@@ -6,11 +6,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.paper import read_table, scores_by_variant
 from muonssm.lab.core.task import PaperScores, Task
 from muonssm.models.vision import vision_config
@@ -18,6 +17,9 @@ from muonssm.models.vision.config import VisionConfig
 from muonssm.ops import Muon
 
 from .pictures import Panel
+
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
 
 PAPER = Path(__file__).with_name("paper.toml")
 
@@ -88,12 +90,13 @@ class ImageTask(Task):
         return scores_by_variant(read_table(PAPER)[name], backbone=self.model.backbone)
 
     def report_sections(self, experiment: Experiment) -> list[Any]:
-        from .report import picture_section, robustness_section
+        """The pictures of `muonssm explain`."""
+        from .report_sections import picture_sections
 
-        sections = (robustness_section(experiment), picture_section(experiment, self.picture_text))
-        return [section for section in sections if section is not None]
+        return picture_sections(experiment, self.picture_text)
 
     def missing_evaluations(self, experiment: Experiment) -> list[str]:
-        from .report import find_pictures
+        """The command that draws the pictures, if it was not run."""
+        from .report_sections import missing_pictures
 
-        return [] if find_pictures(experiment) else [f"what the model sees: `muonssm explain {experiment.path}`"]
+        return missing_pictures(experiment)

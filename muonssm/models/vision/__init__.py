@@ -1,7 +1,6 @@
-"""MambaVision with any backbone as its SSM, plain or with Muon. This module needs torch alone.
+"""MambaVision with any backbone as its SSM, plain or with Muon; this module needs torch alone.
 
-`muonssm.models.vision.timm_registry` and `muonssm.models.vision.transformers_model`, once imported, make the networks known to
-these libraries.
+Import `timm_registry` or `transformers_model` of this package to register the networks with these libraries.
 """
 
 from __future__ import annotations

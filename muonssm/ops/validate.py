@@ -17,6 +17,7 @@ from muonssm.checks import is_number
 
 from .muon import Muon
 from .state import MemoryState
+from .tracing import is_transformed
 
 Sizes = dict[str, int]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -127,13 +128,6 @@ def check_lower_bound(name: str, tensor: Tensor, bound: float, meaning: str) -> 
     """No value below `bound` (checked where values are checked)."""
     if _values_are_checked(tensor) and (tensor.detach() < bound).any():
         raise ValueError(f"{name} has a value of {tensor.detach().min().item():.6g}; it may be >= {bound:g}, {meaning}")
-
-
-def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work around this call."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _values_are_checked(tensor: Tensor) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from muonssm.lab.bench.measure import peak_bytes
-from muonssm.ops import MemoryState, Muon, cpu_library, muon_memory, muon_selective_scan
+from muonssm.ops import MemoryState, Muon, cpu_library, launch, muon_memory, muon_selective_scan
 from muonssm.ops.memory.chunked import chunk_states
 from muonssm.ops.memory.native import memory_native
 from muonssm.ops.selective.chunked import selective_chunked
@@ -109,14 +109,14 @@ CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_a
 def test_operators_keep_torchs_rules():
     """Schemas, fakes and autograd registrations agree with what the operators do, also for permuted inputs."""
     i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
-    offsets, write = torch.tensor([0, 70, 140]), cpu_library.write_numbers(Muon())
+    offsets, write = torch.tensor([0, 70, 140]), launch.write_numbers(Muon())
     inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
-    torch.library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
+    torch.library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True, False), test_utils=CHECKS)
     selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group: all of what is saved is written
     s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
     inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
     torch.library.opcheck(
-        selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True), test_utils=CHECKS
+        selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True, False), test_utils=CHECKS
     )
     steps = [permuted(s[name].detach()).requires_grad_() for name in ("x", "dt")]
     rest = (s["A"], s["B"], s["C"], s["gamma"], torch.ones(2, 70, 1, dtype=torch.float64))
@@ -197,7 +197,7 @@ def test_portable_kernels_agree():
     """The code for machines without AVX2: asked for by MUONSSM_ISA, in a process of its own."""
     code = (
         "from tests.ops.cases import *\n"
-        "from muonssm.ops import library\n"
+        "from muonssm.ops import cpu_library\n"
         "assert cpu_library.isa() == 'portable'\n"
         "for operator in OPERATORS:\n"
         "    for dtype in (torch.float64, torch.float32):\n"

@@ -68,7 +68,7 @@ def truncation(model: nn.Module, batch: Mapping[str, Any], ranks: Sequence[int],
         with replaying(model.eval(), Truncation(k, stride)):
             out = model(**batch)
         losses.append(float(out["loss"]))
-        accuracies += _accuracy(out["logits"], batch["labels"])
+        accuracies += _accuracy(out["predictions" if "predictions" in out else "logits"], batch["labels"])
     return Truncated(np.array(ranks), np.array(losses), np.array(accuracies) if accuracies else None)
 
 

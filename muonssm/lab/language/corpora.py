@@ -152,7 +152,9 @@ def open_local(path: Path, kind: str, field: str, cut: int | None) -> FileSource
     root = path if path.is_dir() else path.parent
     found = [path] if path.is_file() else [file for file in root.rglob("*") if not file.is_dir()]
     # Many .json files are settings, so a folder's .json files are read for instructions only.
-    suffixes = TABLE_SUFFIXES if kind == "instructions" else (*TEXT_SUFFIXES, *TABLE_SUFFIXES[: 3 if path.is_file() else 2])
+    suffixes = (
+        TABLE_SUFFIXES if kind == "instructions" else (*TEXT_SUFFIXES, *TABLE_SUFFIXES[: 3 if path.is_file() else 2])
+    )
     files, left_out = [], []
     for file in _sorted(root, found):
         reason = _unusable_file(file, file.relative_to(root), suffixes, path.is_dir())
@@ -334,7 +336,8 @@ class HubSource:
         except Exception as error:  # datasets passes on errors of many libraries
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(
-                f"source must be {SOURCES}, got {name!r}, which is no local file and cannot be opened on the hub: {reason}"
+                f"source must be {SOURCES}, got {name!r}, which is not a local file and cannot be opened on the hub: "
+                f"{reason}"
             ) from error
         available = list(self.stream.features or columns)
         if set(columns) - set(available):

@@ -109,7 +109,9 @@ class _PieceStreamer:
         self.tokenizer, self.stream = tokenizer, stream
         self.ids: list[int] = []
         self.previous_start = 0  # where the previous piece begins
-        self.pending_start: int | None = None  # where the tokens begin that are not streamed yet; None before the prompt
+        self.pending_start: int | None = (
+            None  # where the tokens begin that are not streamed yet; None before the prompt
+        )
         self.pieces: list[str] = []
 
     @property

@@ -150,8 +150,8 @@ def _read_state(config: PrepareConfig, output: Path, resume: bool) -> dict[str, 
     names = sorted(path.name for path in output.iterdir()) if output.exists() else []
     if names and not resume:
         raise ValueError(
-            f"output must be a new or empty folder, got {str(output)!r}, which has {names[0]}; use --resume to continue "
-            f"a job, or {another}"
+            f"output must be a new or empty folder, got {str(output)!r}, which has {names[0]}; use --resume to "
+            f"continue a job, or {another}"
         )
     name = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if name is None:

@@ -292,11 +292,13 @@ class Blocks(Dataset):
     def __init__(self, split: TokenSplit, length: int, keep_apart: bool = False) -> None:
         check_int("length", length, 1)
         if not split.tokens:
-            raise ValueError(f"split must have tokens, got {split.name}, which has 0; prepare the data with validation > 0")
+            raise ValueError(
+                f"split must have tokens, got {split.name}, which has 0; prepare the data with validation > 0"
+            )
         if split.tokens < length + 1:
             raise ValueError(
-                f"length must be <= {split.tokens - 1} for {split.name}, which has {split.tokens} tokens, got {length}; "
-                "use a smaller length or more data"
+                f"length must be <= {split.tokens - 1} for {split.name}, which has {split.tokens} tokens, got "
+                f"{length}; use a smaller length or more data"
             )
         self.split, self.length, self.keep_apart = split, length, keep_apart
 

@@ -196,12 +196,13 @@ class LanguageTask(Task):
         _check_same_tokenizer(start, config, metadata)
         if config.momentum not in ("fixed", self.model.momentum):
             raise ValueError(
-                f"model.momentum must be {config.momentum!r}, as in model.start {start!r}, whose learned momentum would "
-                f"be lost, got {self.model.momentum!r}"
+                f"model.momentum must be {config.momentum!r}, as in model.start {start!r}, whose learned momentum "
+                f"would be lost, got {self.model.momentum!r}"
             )
         if (start_muon := config.build_muon()) != self.muon:
             warnings.warn(
-                f"model.start {start!r} was trained with {start_muon}; training continues with {self.muon}", stacklevel=3
+                f"model.start {start!r} was trained with {start_muon}; training continues with {self.muon}",
+                stacklevel=3,
             )
         config.muon, config.momentum = asdict(self.muon), self.model.momentum
         config.max_position_embeddings = max(config.max_position_embeddings, self.data.length)

@@ -48,7 +48,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _load_file(path: Path) -> PreTrainedTokenizerBase:
-    """Load a lone tokenizer.json. It does not say which token is EOS; take the one with a usual name, if it is unique."""
+    """Load a lone tokenizer.json. It does not name its EOS; take the token with a usual name, if there is one."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))

@@ -173,6 +173,8 @@ def heatmap(
     log: bool = False,
     marks: Collection[tuple[int, int]] = (),
     limits: tuple[float, float] | None = None,
+    total_row: bool = False,
+    title: str = "",
     tooltips: Sequence[Sequence[str]] | None = None,
 ) -> str:
     """Draw a table of cells, colored from the lowest to the highest value, with the color scale beside it.
@@ -186,6 +188,8 @@ def heatmap(
         log: color by the logarithm; values that are not above 0 get no color.
         marks: cells `(row, column)` with a strong outline.
         limits: the values of the lowest and the highest color; None: taken from `values`.
+        total_row: whether the last row sums up the others and stands a little apart.
+        title: a heading above the cells.
         tooltips: a text for each cell; None: the names of its row and column, and its value.
     """
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
@@ -194,11 +198,16 @@ def heatmap(
     colored = [x for row in values for x in row if x is not None and _has_color(x, log)]
     low, high = limits or ((min(colored), max(colored)) if colored else (0.0, 0.0))
     width = max(MIN_CELL_WIDTH, min(MAX_CELL_WIDTH, MAX_CELLS_WIDTH / max(1, len(columns))))
-    full_width, full_height = width * len(columns), CELL_HEIGHT * len(rows)
-    chart = _Chart(max(full_width, 1), max(full_height, 1))
-    axes = _style(chart.add_axes(0, 0, max(full_width, 1), max(full_height, 1)))
-    axes.set(xlim=(0, max(1, len(columns))), ylim=(max(1, len(rows)), 0), xlabel=column_label, ylabel=row_label)
-    axes.set_yticks([i + 0.5 for i in range(len(rows))], rows)
+    tops = [float(i) for i in range(len(rows))]
+    if total_row and tops:
+        tops[-1] += 0.3
+    bottom = tops[-1] + 1 if tops else 1.0
+    full_width, full_height = width * max(1, len(columns)), CELL_HEIGHT * bottom
+    chart = _Chart(full_width, full_height)
+    axes = _style(chart.add_axes(0, 0, full_width, full_height))
+    axes.set(xlim=(0, max(1, len(columns))), ylim=(bottom, 0), xlabel=column_label, ylabel=row_label)
+    axes.set_title(title, loc="left", fontsize=FONT_SIZE + 1, fontweight="bold", color=PLACEHOLDERS["ink"])
+    axes.set_yticks([top + 0.5 for top in tops], rows)
     _name_columns(axes, columns, width)
     numbers = show and all(_text_width(format.format(x)) + 4 <= width for x in colored)
     for i, row in enumerate(values):
@@ -206,12 +215,14 @@ def heatmap(
             text = "no value" if value is None else format.format(value)
             tooltip = f"{row_label} {rows[i]}, {column_label} {columns[j]}: {text}"
             step = _scale_step(value, low, high, log) if value is not None and _has_color(value, log) else None
-            cell = _draw_cell(axes, i, j, width, step, text if numbers else "")
+            cell = _draw_cell(axes, tops[i], j, width, step, text if numbers else "")
             chart.annotate(cell, "cell" if step is not None else "none", tooltips[i][j] if tooltips else tooltip)
     for i, j in sorted(marks):
-        outline = _cell(i, j, width, facecolor="none", edgecolor=PLACEHOLDERS["c1"], linewidth=2.5)
+        outline = _cell(tops[i], j, width, facecolor="none", edgecolor=PLACEHOLDERS["c1"], linewidth=2.5)
         chart.annotate(axes.add_patch(outline), "mark")
-    _draw_scale(chart, full_width + 18, full_height, [format.format(x) for x in (low, high)] if colored else ["", ""])
+    _draw_scale(
+        chart, full_width + 18, full_height, [format.format(x) for x in (low, high)] if colored or limits else ["", ""]
+    )
     return chart.svg(f"by {row_label} and {column_label}", crop=True)
 
 
@@ -279,6 +290,20 @@ def pictures(matrices: Sequence[Any], titles: Sequence[str], *, columns: int = 6
     return chart.svg(f"matrices: {', '.join(titles)}")
 
 
+def side_by_side(drawn: Sequence[str], label: str) -> str:
+    """Put figures beside each other in one."""
+    sizes = [_size(figure) for figure in drawn]
+    width, height = sum(size[0] for size in sizes), max((size[1] for size in sizes), default=0.0)
+    lefts = [sum(size[0] for size in sizes[:i]) for i in range(len(sizes))]
+    inner = [
+        figure.replace("<svg ", f'<svg x="{left:g}" width="{size[0]:g}" height="{size[1]:g}" ', 1)
+        for figure, left, size in zip(drawn, lefts, sizes, strict=True)
+    ]
+    root = ElementTree.Element("svg", _root_attributes(width, height, label))
+    root.extend(ElementTree.fromstring(figure) for figure in inner)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
 def standalone(figure: str) -> str:
     """Return a figure as the text of an .svg file, with its own colors for light and dark mode.
 
@@ -287,9 +312,7 @@ def standalone(figure: str) -> str:
     """
     if re.match(r"<svg xmlns=", figure):
         return figure
-    head = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)"', figure)
-    if head is None:
-        raise ValueError(f"figure must be the result of a function of this module, got {figure[:40]!r}")
+    width, height = _size(figure)
     rules: set[str] = set()
 
     def with_classes(match: re.Match[str]) -> str:
@@ -301,7 +324,28 @@ def standalone(figure: str) -> str:
     body = re.sub(r'style="([^"]*var\([^"]*)"', with_classes, figure[len("<svg") :])
     body = re.sub(r'class="([^"]*)" data-colors="([^"]*)"', r'class="\1 \2"', body).replace("data-colors=", "class=")
     body = body.replace("<", f"<style>{_file_style(rules)}</style><", 1) if "<" in body else body
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{head[1]}" height="{head[2]}"{body}'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"{body}'
+
+
+def _size(figure: str) -> tuple[float, float]:
+    head = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)"', figure)
+    if head is None:
+        raise ValueError(f"figure must be the result of a function of this module, got {figure[:40]!r}")
+    return float(head[1]), float(head[2])
+
+
+def _root_attributes(width: float, height: float, label: str) -> dict[str, str]:
+    """Return the attributes of <svg>: it shrinks with the page, a wide one only as far as its text is readable."""
+    min_width = f"min-width:{0.75 * width:.0f}px;" if width > PHONE_WIDTH else ""
+    return {
+        "viewBox": f"0 0 {width:g} {height:g}",
+        "style": f"{min_width}max-width:{width:g}px",
+        "role": "img",
+        "aria-label": label,
+        "font-family": "system-ui, sans-serif",
+        "stroke-linejoin": "round",
+        "pointer-events": "none",
+    }
 
 
 def _file_style(rules: Collection[str]) -> str:
@@ -344,19 +388,7 @@ class _Chart:
             self.figure.savefig(buffer, format="svg", metadata={"Date": None}, **options)
         drawn = ElementTree.fromstring(buffer.getvalue())
         *_, width, height = (round(float(x), 1) for x in drawn.get("viewBox", "").split())
-        min_width = f"min-width:{0.75 * width:.0f}px;" if width > PHONE_WIDTH else ""
-        root = ElementTree.Element(
-            "svg",
-            {
-                "viewBox": f"0 0 {width:g} {height:g}",
-                "style": f"{min_width}max-width:{width:g}px",
-                "role": "img",
-                "aria-label": label,
-                "font-family": "system-ui, sans-serif",
-                "stroke-linejoin": "round",
-                "pointer-events": "none",
-            },
-        )
+        root = ElementTree.Element("svg", _root_attributes(width, height, label))
         root.extend(self._simplified(drawn, _shared_paths(drawn)))
         text = ElementTree.tostring(root, encoding="unicode")
         return re.sub(r"#fade([0-9a-f]{2})", lambda color: f"var(--{VARIABLES[int(color[1], 16)]})", text)
@@ -596,18 +628,18 @@ def _name_columns(axes: Axes, columns: Sequence[str], width: float) -> None:
     axes.set_xticks([j + 0.5 for j in shown], [columns[j] for j in shown], **slanted)
 
 
-def _cell(row: int, column: int, width: float, **options: Any) -> Rectangle:
+def _cell(top: float, column: int, width: float, **options: Any) -> Rectangle:
     """Return the rectangle of a cell, one pixel inside its place."""
     x, y = 1 / width, 1 / CELL_HEIGHT
-    return Rectangle((column + x, row + y), 1 - 2 * x, 1 - 2 * y, **options)
+    return Rectangle((column + x, top + y), 1 - 2 * x, 1 - 2 * y, **options)
 
 
-def _draw_cell(axes: Axes, row: int, column: int, width: float, step: int | None, text: str) -> Rectangle:
+def _draw_cell(axes: Axes, top: float, column: int, width: float, step: int | None, text: str) -> Rectangle:
     if step is None:
         outline = {"facecolor": "none", "edgecolor": PLACEHOLDERS["none"], "linestyle": (0, (3, 3))}
-        return axes.add_patch(_cell(row, column, width, **outline))
-    axes.text(column + 0.5, row + 0.5, text, ha="center", va="center_baseline", color=PLACEHOLDERS[f"t{step}"])
-    return axes.add_patch(_cell(row, column, width, facecolor=PLACEHOLDERS[f"s{step}"], edgecolor="none"))
+        return axes.add_patch(_cell(top, column, width, **outline))
+    axes.text(column + 0.5, top + 0.5, text, ha="center", va="center_baseline", color=PLACEHOLDERS[f"t{step}"])
+    return axes.add_patch(_cell(top, column, width, facecolor=PLACEHOLDERS[f"s{step}"], edgecolor="none"))
 
 
 def _draw_scale(chart: _Chart, left: float, height: float, ends: Sequence[str]) -> None:

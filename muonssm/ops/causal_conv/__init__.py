@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, validate
+from ..decoding import is_one_step
 from ..dtypes import compute_dtype, full_precision
+from ..tracing import is_transformed
 from . import shifts
-
-LONGEST = 64  # of a filter, a limit of csrc/convolution.h
 
 
 class Convolved(NamedTuple):
@@ -57,7 +57,7 @@ def causal_convolution(
     elif tuple(tail.shape) != (sequences, K - 1, channels):
         raise ValueError(f"tail has shape {list(tail.shape)}; it may be {[sequences, K - 1, channels]}")
     tail = tail.to(x.dtype)
-    if x.shape[1] == 1 and cu_seqlens is None and x.dtype == weight.dtype in (torch.float32, torch.float64):
+    if is_one_step(x.shape[1], cu_seqlens is not None) and x.dtype == weight.dtype in (torch.float32, torch.float64):
         return Convolved(*shifts.step(x, weight, bias, tail, activation))
     with full_precision(x.device):
         if impl in ("auto", "native") and _has_kernel(x, weight):
@@ -72,7 +72,7 @@ def causal_convolution(
 
 def _has_kernel(x: Tensor, weight: Tensor) -> bool:
     """Whether the C++ kernel serves this call: otherwise shifted products do, on any device."""
-    if x.device.type != "cpu" or weight.shape[2] > LONGEST or validate.is_transformed() or not x.numel():
+    if x.device.type != "cpu" or weight.shape[2] > cpu_library.LONGEST_FILTER or is_transformed() or not x.numel():
         return False
     return cpu_library.unavailable() is None and (x.dtype == torch.float64) == (
         compute_dtype(x, weight) == torch.float64

@@ -13,18 +13,18 @@ from typing import Any
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; it becomes `path` at the end. After an error `path` is unchanged."""
-    part = path.with_name(path.name + ".part")
-    yield part
-    with open(part, "rb") as file:
+    """Yield a temporary path; at the end the file there replaces `path`. After an error `path` is unchanged."""
+    temporary = path.with_name(path.name + ".part")
+    yield temporary
+    with open(temporary, "rb") as file:
         os.fsync(file.fileno())
-    part.replace(path)
+    temporary.replace(path)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    with atomic(path) as part:
-        part.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
 
 def checksum(path: Path) -> str:

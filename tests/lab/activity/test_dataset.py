@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -291,7 +292,7 @@ ERRORS = {
     "max_lost": ({"max_lost": 1.5}, ValueError, "max_lost"),
     "rate": ({"rate": 0}, ValueError, "rate"),
     "nan rate": ({"rate": float("nan")}, ValueError, "rate"),
-    "channels": ({"channels": ("ax", "bx")}, ValueError, "channels .* got 'bx'"),
+    "channels": ({"channels": ("ax", "bx")}, ValueError, "channels"),
     "repeated channel": ({"channels": ("ax", "ax")}, ValueError, "channels"),
     "no channels": ({"channels": ()}, ValueError, "channels"),
     "channels type": ({"channels": "ax"}, TypeError, "channels"),
@@ -324,13 +325,15 @@ def test_channels_are_selected():
     assert torch.equal(data.train.x, whole.train.x[..., [5, 0]])
 
 
-def test_importing_the_package_does_not_import_the_lab():
-    code = "import sys, muonssm; print([m for m in sys.modules if m.startswith(('muonssm.lab', 'seglearn', 'pandas'))])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_sources_do_not_import_seglearn():
-    code = "import sys, muonssm.lab.activity.dataset; print([m for m in ('seglearn', 'pandas') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_imports_are_lazy():
+    """Importing the package does not import the lab; importing the sources does not import seglearn."""
+    code = """
+        import sys
+        import muonssm
+        print([name for name in sys.modules if name.startswith(("muonssm.lab", "seglearn", "pandas"))])
+        import muonssm.lab.activity.dataset
+        print([name for name in ("seglearn", "pandas") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]

@@ -180,6 +180,7 @@ def test_mqar_is_learned(tmp_path):
     assert evaluate(tmp_path / "run")["test"] == pytest.approx(metrics["test"])
 
 
+@pytest.mark.full
 def test_a_passkey_run_scores_further_lengths(tmp_path):
     sizes = [
         "data.problem=passkey",

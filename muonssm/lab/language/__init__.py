@@ -1,4 +1,4 @@
-"""Language modelling: pre-training, instruction tuning, generation and zero-shot evaluation."""
+"""Language modeling: pre-training, instruction tuning, generation, and zero-shot and needle evaluation."""
 
 TASKS = {"language": "task.LanguageTask"}
 EXTRA = "language"

@@ -1,11 +1,11 @@
-"""Sources of documents: Python's own library, local files, data sets of the hub.
+"""Sources of documents: Python's standard library, local files, data sets on the hub.
 
     source = open_source("stdlib")
-    for row in source.rows():               # a Document, or a Lost that says what is left out and why
+    for item in source.items():             # a Document, or an Unusable with the reason
         ...
 
-A source gives the same rows in the same order each time. `place()` says where it stands, as JSON, and `rows(place)`
-goes on from there without reading what came before (within the file it stands in, as far as needed).
+A source yields the same items in the same order each time. `position()` is JSON that says where the source stands;
+`items(position)` continues from there without reading earlier files.
 """
 
 from __future__ import annotations
@@ -26,82 +26,91 @@ from .instructions import FIELDS, prompt
 
 KINDS = ("text", "instructions")
 ALIASES = {"fineweb-edu": "HuggingFaceFW/fineweb-edu:sample-10BT", "alpaca": "tatsu-lab/alpaca"}
-TEXTS, TABLES = (".txt", ".md", ".py"), (".jsonl", ".parquet", ".json")
+TEXT_SUFFIXES, TABLE_SUFFIXES = (".txt", ".md", ".py"), (".jsonl", ".parquet", ".json")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-MAY_BE = (
-    "'stdlib', 'fineweb-edu', 'alpaca', a file, a folder, or a data set of the hub as owner/name or owner/name:config"
+SOURCES = (
+    "'stdlib', 'fineweb-edu', 'alpaca', a file, a folder, or a data set on the hub (owner/name or owner/name:config)"
 )
-# Of Python's library: what is installed beside it, what tests it, and what describes the machine that built it.
-APART = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-BUILD = ("config-", "_sysconfigdata", "_sysconfig_vars")
-EMPTY = "is empty"
+# Not part of Python's standard library: installed packages, tests, and files that describe the build machine.
+EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+BUILD_PREFIXES = ("config-", "_sysconfigdata", "_sysconfig_vars")
+EMPTY = "empty"
 
-Place = Any  # JSON: where a source stands
+Position = Any  # JSON: where a source stands
 
 
 class Document(NamedTuple):
-    """One text; or one response, with the prompt before it."""
+    """A text; or a response with the prompt before it."""
 
     name: str
     text: str
     prompt: str | None = None
 
 
-class Lost(NamedTuple):
-    """What cannot be used, and why."""
+class Unusable(NamedTuple):
+    """A file or row that cannot be used, and the reason."""
 
     name: str
     reason: str
 
 
-Row = Document | Lost
-Table = Mapping[str, Any]  # one row of a table: a value for each column
+Item = Document | Unusable
+TableRow = Mapping[str, Any]  # a value per column
+ToItem = Callable[[str, TableRow], Item]
 
 
 class Source(Protocol):
-    """Where documents come from.
+    """A source of documents.
 
     Attributes:
-        metadata: what is known of it, as JSON; another source, or the same one after a change, has others.
-        lost: files that are not read at all.
-        total: how many rows there are, where that is known.
+        metadata: a description as JSON; it changes when the source changes.
+        left_out: files that are not read at all.
+        total: the number of items, where it is known.
     """
 
     metadata: dict[str, Any]
-    lost: list[Lost]
+    left_out: list[Unusable]
     total: int | None
 
-    def rows(self, place: Place = None) -> Iterator[Row]:
-        """All rows, or those from `place` on."""
+    def items(self, position: Position = None) -> Iterator[Item]:
+        """Yield all items, or those from `position` on."""
 
-    def place(self) -> Place:
-        """Where the row after the last one given is."""
+    def position(self) -> Position:
+        """The position after the last item that was yielded."""
 
 
 def open_source(
     name: str, kind: str = "text", field: str = "text", cut: int | None = None, revision: str | None = None
 ) -> Source:
-    """The source of that name; see `PrepareConfig` for the arguments."""
+    """Open a source by name; see `PrepareConfig` for the arguments."""
     if name == "stdlib":
-        return stdlib(cut)
+        return open_stdlib(cut)
     if name not in ALIASES and Path(name).exists():
-        return local(Path(name), kind, field, cut)
-    hub = ALIASES.get(name, name)
-    if not HUB_NAME.fullmatch(hub):
-        raise ValueError(f"source is {name!r}, which is no file and no folder; it may be {MAY_BE}")
-    return Hub(hub, revision, to_row(kind, field), (field,) if kind == "text" else (FIELDS[0], FIELDS[2]))
+        return open_local(Path(name), kind, field, cut)
+    hub_name = ALIASES.get(name, name)
+    if not HUB_NAME.fullmatch(hub_name):
+        raise ValueError(f"source must be {SOURCES}, got {name!r}, which does not exist")
+    columns = (field,) if kind == "text" else (FIELDS[0], FIELDS[2])
+    return HubSource(hub_name, revision, row_converter(kind, field), columns)
 
 
-# files
+# ---- files
 
 
-class Files:
-    """Files in order; `read` gives the rows of one."""
+class FileSource:
+    """Files in a fixed order.
 
-    def __init__(self, root: Path, files: Sequence[Path], read: Callable[[Path], Iterator[Row]], known: bool) -> None:
+    Args:
+        read: yields the items of one file.
+        one_per_file: whether every file is one item, so that the total is known.
+    """
+
+    def __init__(
+        self, root: Path, files: Sequence[Path], read: Callable[[Path], Iterator[Item]], one_per_file: bool
+    ) -> None:
         self.root, self.files, self.read = root, files, read
-        self.lost: list[Lost] = []
-        self.total = len(files) if known else None
+        self.left_out: list[Unusable] = []
+        self.total = len(files) if one_per_file else None
         sizes = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in files]
         listing = hashlib.sha256("\n".join(f"{name} {size}" for name, size in sizes).encode(errors="surrogateescape"))
         self.metadata: dict[str, Any] = {
@@ -109,88 +118,100 @@ class Files:
             "bytes": sum(size for _, size in sizes),
             "listing": listing.hexdigest(),
         }
-        self._place = [0, 0]
+        self._position = [0, 0]  # number of the file, items read from it
 
-    def rows(self, place: Place = None) -> Iterator[Row]:
-        first, done = place or (0, 0)
+    def items(self, position: Position = None) -> Iterator[Item]:
+        first, already_read = position or (0, 0)
         for number in range(first, len(self.files)):
-            start = done if number == first else 0
-            for row, item in enumerate(islice(self.read(self.files[number]), start, None), start + 1):
-                self._place = [number, row]
+            start = already_read if number == first else 0
+            for count, item in enumerate(islice(self.read(self.files[number]), start, None), start + 1):
+                self._position = [number, count]
                 yield item
-        self._place = [len(self.files), 0]
+        self._position = [len(self.files), 0]
 
-    def place(self) -> Place:
-        return list(self._place)
+    def position(self) -> Position:
+        return list(self._position)
 
 
-def stdlib(cut: int | None = None) -> Files:
-    """The text of Python's own library: a file is a document. It differs from version to version of Python."""
+def open_stdlib(cut: int | None = None) -> FileSource:
+    """Open Python's standard library, a document per file. The text differs between Python versions."""
     root = Path(sysconfig.get_path("stdlib"))
     files = []
-    for folder, inside, names in os.walk(root):
-        inside[:] = [name for name in inside if name not in APART and not name.startswith(BUILD)]
-        files += [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith(BUILD)]
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [n for n in subfolders if n not in EXCLUDED_FOLDERS and not n.startswith(BUILD_PREFIXES)]
+        files += [Path(folder, n) for n in names if n.endswith(".py") and not n.startswith(BUILD_PREFIXES)]
     if not files:
-        raise ValueError(f"source is 'stdlib', and this Python has no text of its library below {root}")
-    source = Files(root, _in_order(root, files), lambda path: read_text(root, path, cut), known=cut is None)
+        raise ValueError(f"source must have files, got 'stdlib', and this Python has no .py files in {root}")
+    source = FileSource(root, _sorted(root, files), lambda path: read_text(root, path, cut), one_per_file=cut is None)
     source.metadata["python"] = platform.python_version()
     return source
 
 
-def local(path: Path, kind: str, field: str, cut: int | None) -> Files:
-    """A file, or all files of a folder that have a suffix we read."""
+def open_local(path: Path, kind: str, field: str, cut: int | None) -> FileSource:
+    """Open a file, or all files of a folder that have a known suffix."""
     root = path if path.is_dir() else path.parent
     found = [path] if path.is_file() else [file for file in root.rglob("*") if not file.is_dir()]
-    # Settings of all sorts have the suffix .json: such a file is text only where it is asked for by name.
-    suffixes = TABLES if kind == "instructions" else (*TEXTS, *TABLES[: 3 if path.is_file() else 2])
-    files, lost = [], []
-    for file in _in_order(root, found):
-        name = file.relative_to(root)
-        if path.is_dir() and any(part.startswith(".") for part in name.parts):
-            lost.append(Lost(str(name), "is hidden"))
-        elif not file.is_file():
-            lost.append(Lost(str(name), "is no file, or a link to none"))
-        elif file.suffix.lower() not in suffixes:
-            lost.append(Lost(str(name), f"is no {', '.join(suffixes)} file"))
-        else:
+    # Many .json files are settings, so a folder's .json files are read for instructions only.
+    suffixes = (
+        TABLE_SUFFIXES if kind == "instructions" else (*TEXT_SUFFIXES, *TABLE_SUFFIXES[: 3 if path.is_file() else 2])
+    )
+    files, left_out = [], []
+    for file in _sorted(root, found):
+        reason = _unusable_file(file, file.relative_to(root), suffixes, path.is_dir())
+        if reason is None:
             files.append(file)
+        else:
+            left_out.append(Unusable(str(file.relative_to(root)), reason))
     if not files:
-        raise ValueError(f"source is {str(path)!r}, which has no {', '.join(suffixes)} file for kind {kind!r}")
+        wanted = ", ".join(suffixes)
+        raise ValueError(f"source must have a {wanted} file for kind {kind!r}, got {str(path)!r}, which has none")
+    convert, columns = row_converter(kind, field), (field,) if kind == "text" else FIELDS
 
-    def read(file: Path) -> Iterator[Row]:
-        if file.suffix.lower() in TEXTS:
+    def read(file: Path) -> Iterator[Item]:
+        if file.suffix.lower() in TEXT_SUFFIXES:
             return read_text(root, file, cut)
-        return read_table(root, file, to_row(kind, field), (field,) if kind == "text" else FIELDS)
+        return read_table(root, file, convert, columns)
 
-    source = Files(root, files, read, known=cut is None and all(file.suffix.lower() in TEXTS for file in files))
-    source.lost = lost
+    only_text = all(file.suffix.lower() in TEXT_SUFFIXES for file in files)
+    source = FileSource(root, files, read, one_per_file=cut is None and only_text)
+    source.left_out = left_out
     return source
 
 
-def _in_order(root: Path, files: Sequence[Path]) -> list[Path]:
+def _unusable_file(file: Path, name: Path, suffixes: Sequence[str], in_folder: bool) -> str | None:
+    """Why a file is not read; None if it is."""
+    if in_folder and any(component.startswith(".") for component in name.parts):
+        return "hidden"
+    if not file.is_file():
+        return "not a file, or a broken link"
+    if file.suffix.lower() not in suffixes:
+        return f"not a {', '.join(suffixes)} file"
+    return None
+
+
+def _sorted(root: Path, files: Sequence[Path]) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
 
-def read_text(root: Path, path: Path, cut: int | None) -> Iterator[Row]:
-    """A text file as one document, or as several of at most `cut` characters that end where lines do."""
+def read_text(root: Path, path: Path, cut: int | None) -> Iterator[Item]:
+    """Read a text file as one document, or as several of at most `cut` characters."""
     name = path.relative_to(root).as_posix()
     try:
-        # A Python file may name its encoding; tokenize knows how.
+        # A Python file can declare its encoding, which tokenize.open reads.
         with tokenize.open(path) if path.suffix.lower() == ".py" else open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except (UnicodeDecodeError, SyntaxError):
-        yield Lost(name, "is not in the encoding it should have (UTF-8, or what a Python file says)")
+        yield Unusable(name, "wrong encoding (not UTF-8, or not what the Python file declares)")
         return
     except OSError as error:
-        yield Lost(name, f"cannot be read: {error.strerror or error}")
+        yield Unusable(name, f"cannot be read: {error.strerror or error}")
         return
-    for number, piece in enumerate(pieces(text, cut)):
-        yield checked(Document(name if number == 0 else f"{name}#{number}", piece))
+    for number, piece in enumerate(cut_text(text, cut)):
+        yield check_document(Document(name if number == 0 else f"{name}#{number}", piece))
 
 
-def pieces(text: str, cut: int | None) -> Iterator[str]:
-    """Parts of at most `cut` characters that make up `text`; they end where lines do, where one is short enough."""
+def cut_text(text: str, cut: int | None) -> Iterator[str]:
+    """Cut a text into pieces of at most `cut` characters, at the ends of lines where possible."""
     start = 0
     while cut is not None and len(text) - start > cut:
         stop = text.rfind("\n", start, start + cut) + 1 or start + cut
@@ -200,20 +221,20 @@ def pieces(text: str, cut: int | None) -> Iterator[str]:
         yield text[start:]
 
 
-def read_table(root: Path, path: Path, convert: Callable[[str, Table], Row], columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a .jsonl, .json or .parquet file."""
+def read_table(root: Path, path: Path, convert: ToItem, columns: Sequence[str]) -> Iterator[Item]:
+    """Read the rows of a .jsonl, .json or .parquet file."""
     name = path.relative_to(root).as_posix()
-    read = {".jsonl": _jsonl, ".json": _json}.get(path.suffix.lower())
+    read = {".jsonl": _read_jsonl, ".json": _read_json}.get(path.suffix.lower())
     try:
-        for number, row in read(path) if read else _parquet(path, columns):
-            place = f"{name}:{number}"
-            yield convert(place, row) if isinstance(row, Mapping) else Lost(place, str(row))
+        for number, row in read(path) if read else _read_parquet(path, columns):
+            row_name = f"{name}:{number}"
+            yield convert(row_name, row) if isinstance(row, Mapping) else Unusable(row_name, str(row))
     except OSError as error:
-        yield Lost(name, f"cannot be read: {error.strerror or error}")
+        yield Unusable(name, f"cannot be read: {error.strerror or error}")
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, Table | str]]:
-    """Line numbers with objects, or with what is wrong."""
+def _read_jsonl(path: Path) -> Iterator[tuple[int, TableRow | str]]:
+    """Yield line numbers with objects, or with the reason why there is none."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -221,23 +242,23 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Table | str]]:
                     row = json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError):
                     row = None
-                yield number, row if isinstance(row, dict) else "is no JSON object"
+                yield number, row if isinstance(row, dict) else "not a JSON object"
 
 
-def _json(path: Path) -> Iterator[tuple[int, Table | str]]:
-    """The objects of a list."""
+def _read_json(path: Path) -> Iterator[tuple[int, TableRow | str]]:
+    """Yield the objects of a list."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, list):
-        yield 0, "is no JSON list of objects"
+        yield 0, "not a JSON list of objects"
         return
     for number, row in enumerate(content):
-        yield number, row if isinstance(row, dict) else "is no JSON object"
+        yield number, row if isinstance(row, dict) else "not a JSON object"
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Table | str]]:
+def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, TableRow | str]]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -246,66 +267,65 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Table | 
         with ParquetFile(path) as file:
             wanted = [column for column in columns if column in file.schema_arrow.names]
             if set(columns) - set(wanted) - {"input"}:
-                raise ValueError(_no_column(str(path), columns, file.schema_arrow.names))
+                raise ValueError(_missing_column(str(path), columns, file.schema_arrow.names))
             for batch in file.iter_batches(batch_size=1024, columns=wanted):
                 for row in batch.to_pylist():
                     yield number, row
                     number += 1
     except (ArrowException, UnicodeDecodeError):
-        yield number, "is no whole Parquet file: nothing is read from here on"
+        yield number, "not a complete Parquet file; the rest of it is not read"
 
 
-def _no_column(name: str, columns: Sequence[str], there: Sequence[str]) -> str:
-    missing = next(column for column in columns if column not in there)
-    hint = "; kind may be 'instructions'" if missing not in FIELDS and {"instruction", "output"} <= set(there) else ""
-    return f"{name} has no field {missing!r}; it has {', '.join(there) or 'none'}{hint}"
+def _missing_column(name: str, columns: Sequence[str], available: Sequence[str]) -> str:
+    missing = next(column for column in columns if column not in available)
+    is_instructions = missing not in FIELDS and {"instruction", "output"} <= set(available)
+    hint = "; set kind to 'instructions' for these" if is_instructions else ""
+    return f"field must be one of {', '.join(available) or 'none'} in {name}, got {missing!r}{hint}"
 
 
-# rows of a table
+# ---- rows of a table
 
 
-def to_row(kind: str, field: str) -> Callable[[str, Table], Row]:
-    """How a row of a table becomes a document."""
+def row_converter(kind: str, field: str) -> ToItem:
+    """The function that makes a document of a table row."""
 
-    def text(name: str, row: Table) -> Row:
+    def from_text(name: str, row: TableRow) -> Item:
         value = row.get(field)
         if isinstance(value, str):
-            return checked(Document(name, value))
-        hint = " (kind may be 'instructions')" if {"instruction", "output"} <= set(row) else ""
-        return Lost(name, EMPTY if value is None and field in row else f"has no text in the field {field!r}{hint}")
+            return check_document(Document(name, value))
+        hint = " (set kind to 'instructions')" if {"instruction", "output"} <= set(row) else ""
+        return Unusable(name, EMPTY if value is None and field in row else f"no text in field {field!r}{hint}")
 
-    def instructions(name: str, row: Table) -> Row:
+    def from_instruction(name: str, row: TableRow) -> Item:
         instruction, context, output = (row.get(key) for key in FIELDS)
         if not isinstance(instruction, str) or not isinstance(output, str) or not isinstance(context, str | None):
-            return Lost(name, f"has no text in the fields {', '.join(FIELDS)}")
+            return Unusable(name, f"no text in fields {', '.join(FIELDS)}")
         if not instruction.strip():
-            return Lost(name, EMPTY)
-        return checked(Document(name, output, prompt(instruction, context or "")))
+            return Unusable(name, EMPTY)
+        return check_document(Document(name, output, prompt(instruction, context or "")))
 
-    return instructions if kind == "instructions" else text
+    return from_instruction if kind == "instructions" else from_text
 
 
-def checked(document: Document) -> Row:
-    """A document that can be used: not blank (a response may be), and Unicode that UTF-8 can say."""
+def check_document(document: Document) -> Item:
+    """The document, or why it is unusable: blank (responses can be), or not valid Unicode."""
     if document.prompt is None and not document.text.strip():
-        return Lost(document.name, EMPTY)
+        return Unusable(document.name, EMPTY)
     try:
         document.text.encode()
         (document.prompt or "").encode()
     except UnicodeEncodeError:
-        return Lost(document.name, "has half of a surrogate pair, which is no Unicode text")
+        return Unusable(document.name, "not valid Unicode (half of a surrogate pair)")
     return document
 
 
-# the hub
+# ---- the hub
 
 
-class Hub:
-    """The training part of a data set of the hub, streamed."""
+class HubSource:
+    """The training split of a data set on the hub, streamed."""
 
-    def __init__(
-        self, name: str, revision: str | None, convert: Callable[[str, Table], Row], columns: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, revision: str | None, convert: ToItem, columns: Sequence[str]) -> None:
         try:
             from datasets import load_dataset
         except ImportError as error:
@@ -313,26 +333,27 @@ class Hub:
         path, _, config = name.partition(":")
         try:
             self.stream = load_dataset(path, config or None, revision=revision, split="train", streaming=True)
-        except Exception as error:  # the library lets through whatever its own libraries raise
+        except Exception as error:  # datasets passes on errors of many libraries
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(
-                f"source is {name!r}, which is no file here, and as a data set of the hub cannot be opened: {reason}"
+                f"source must be {SOURCES}, got {name!r}, which is not a local file and cannot be opened on the hub: "
+                f"{reason}"
             ) from error
-        there = list(self.stream.features or columns)
-        if set(columns) - set(there):
-            raise ValueError(_no_column(f"source {name!r}", columns, there))
+        available = list(self.stream.features or columns)
+        if set(columns) - set(available):
+            raise ValueError(_missing_column(f"source {name!r}", columns, available))
         self.convert = convert
-        self.lost: list[Lost] = []
+        self.left_out: list[Unusable] = []
         self.total: int | None = None
-        self.metadata: dict[str, Any] = {"revision": revision, "files": self.stream.num_shards, "fields": there}
+        self.metadata: dict[str, Any] = {"revision": revision, "files": self.stream.num_shards, "fields": available}
         self._start, self._number = self.stream.state_dict(), 0
 
-    def rows(self, place: Place = None) -> Iterator[Row]:
-        self.stream.load_state_dict((place or {"stream": self._start})["stream"])
-        self._number = (place or {"number": 0})["number"]
+    def items(self, position: Position = None) -> Iterator[Item]:
+        self.stream.load_state_dict((position or {"stream": self._start})["stream"])
+        self._number = (position or {"number": 0})["number"]
         for row in self.stream:
             self._number += 1
             yield self.convert(f"row {self._number - 1}", row)
 
-    def place(self) -> Place:
+    def position(self) -> Position:
         return {"number": self._number, "stream": self.stream.state_dict()}

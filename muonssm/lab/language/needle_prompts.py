@@ -1,17 +1,17 @@
-"""A needle in a haystack: the three single-needle tests (S-NIAH) of RULER (Hsieh et al., 2024).
+"""Prompts for the needle in a haystack: the three single-needle tests (S-NIAH) of RULER (Hsieh et al., 2024).
 
     samples = make_needle(NeedleConfig("number", length=4096), tokenizer)
     samples[0].prompt, samples[0].answer
 
 | variant | haystack | key | value |
 |---|---|---|---|
-| `pk` | five sentences of noise, over and over | word | number of 7 digits |
+| `pk` | five sentences of noise, repeated | word | number of 7 digits |
 | `number` | an essay | word | number of 7 digits |
 | `uuid` | an essay | word | UUID, version 4 |
 
-Wording, budget and score are RULER's. Here the haystack is the largest that fits, to the word, where RULER goes by 500;
-depths are spread evenly over the samples; and any text may be the essay. Without one it is the prose of the Python
-reference, which comes with Python: with another version of Python it reads a little different.
+Wording, token budget and score are RULER's. Departures: the haystack is the largest that fits, to the word (RULER steps
+by 500); depths are spread evenly over the samples; any text can be the essay. The default essay is the prose of the
+Python reference, which comes with Python and differs slightly between its versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from muonssm.checks import is_int
+from muonssm.checks import check_choice, check_int
 
 VARIANTS = ("pk", "number", "uuid")
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -49,19 +49,19 @@ NOUNS = (
     "jacket kettle ladder lantern lemon magnet meadow mirror mitten nutmeg orchard otter paddle pebble pepper pigeon "
     "pillow quarry ribbon saddle shovel sparrow teapot thimble tunnel valley violin walnut window"
 )
-LONGEST = 50  # words after which a sentence is taken to end: text without full stops has places for a needle too
+MAX_SENTENCE = 50  # words; so that a needle can also be hidden in text without full stops
 
 
 @dataclass(frozen=True)
 class NeedleConfig:
-    """Which test, and how long.
+    """One test.
 
     Attributes:
         variant: `"pk"`, `"number"` or `"uuid"`.
-        length: tokens of prompt and answer together, at most.
-        samples: how many.
-        answer_tokens: room for the answer.
-        seed: of keys, values and depths.
+        length: the most tokens of prompt and answer together.
+        samples: number of samples.
+        answer_tokens: tokens reserved for the answer.
+        seed: seed of keys, values and depths.
     """
 
     variant: str = "pk"
@@ -71,12 +71,9 @@ class NeedleConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise ValueError(f"variant is {self.variant!r}; it may be one of {VARIANTS}")
+        check_choice("variant", self.variant, VARIANTS)
         for name, least in (("length", 1), ("samples", 1), ("answer_tokens", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not is_int(value, least):
-                raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
+            check_int(name, getattr(self, name), least)
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,13 @@ class NeedleSample:
     """One question.
 
     Attributes:
-        prompt: text up to where the model goes on.
-        answer: the value it has to say.
-        key: what the value is of.
-        depth: share of the haystack in front of the needle, in [0, 1].
-        tokens: of the prompt.
-        size: of the haystack: lines of noise, or words of the essay.
-        repeated: whether the essay is shorter than the haystack, and begins anew.
+        prompt: the text that the model continues.
+        answer: the value to find.
+        key: the word that the value belongs to.
+        depth: share of the haystack before the needle, in [0, 1].
+        tokens: number of tokens of the prompt.
+        size: size of the haystack: lines of noise, or words of the essay.
+        repeated: whether the essay is shorter than the haystack and is repeated.
     """
 
     prompt: str
@@ -104,57 +101,66 @@ class NeedleSample:
 
 @dataclass(frozen=True)
 class Haystack:
-    """`units` over and over, with `joint` between; a needle may stand after as many units as `ends` says, or first."""
+    """`units`, repeated as often as needed.
+
+    Attributes:
+        units: lines or words.
+        separator: text between units.
+        ends: a needle can be placed after this many units (the end of a sentence), or at the start.
+    """
 
     units: tuple[str, ...]
-    joint: str
+    separator: str
     ends: tuple[int, ...]
 
     def hide(self, needle: str, depth: float, size: int) -> tuple[str, float]:
-        """`size` units with the needle in the place nearest to `depth`, and the depth of that place."""
+        """`size` units with the needle at the possible position nearest to `depth`, and the depth of that position."""
         target, period = depth * size, len(self.units)
-        begun = int(target // period) * period
-        i = bisect_left(self.ends, target - begun)
-        around = (begun + (self.ends[i - 1] if i else 0), begun + self.ends[i], size)
-        place = min((end for end in around if end <= size), key=lambda end: abs(end - target))
+        repeats = int(target // period) * period
+        i = bisect_left(self.ends, target - repeats)
+        candidates = (repeats + (self.ends[i - 1] if i else 0), repeats + self.ends[i], size)
+        position = min((end for end in candidates if end <= size), key=lambda end: abs(end - target))
         units = [self.units[i % period] for i in range(size)]
-        return self.joint.join([*units[:place], needle, *units[place:]]), place / size
+        return self.separator.join([*units[:position], needle, *units[position:]]), position / size
 
 
 def default_essay() -> str:
     """The prose of the Python reference that `help()` shows, without headings, grammar and code."""
     from pydoc_data.topics import topics
 
-    paragraphs = (part for _, text in sorted(topics.items()) for part in text.split("\n\n"))
-    prose = (part for part in paragraphs if part[:1].strip() and part.rstrip().endswith((".", ":", ".)")))
+    paragraphs = (each for _, text in sorted(topics.items()) for each in text.split("\n\n"))
+    prose = (each for each in paragraphs if each[:1].strip() and each.rstrip().endswith((".", ":", ".)")))
     return "\n\n".join(prose)
 
 
 def make_haystack(variant: str, essay: str | None) -> Haystack:
-    """What the needle of this variant is hidden in; `essay` None takes `default_essay`."""
+    """The haystack of a variant; `essay` None: `default_essay`."""
     if variant == "pk":
         return Haystack((NOISE,), "\n", (1,))
-    if essay is not None and not (isinstance(essay, str) and essay.strip()):
-        raise ValueError(f"essay is {essay!r:.40}; it may be any text with words, or None for the Python reference")
+    wanted = f"essay must be a text with words, or None for the Python reference, got {essay!r:.40}"
+    if essay is not None and not isinstance(essay, str):
+        raise TypeError(wanted)
+    if essay is not None and not essay.strip():
+        raise ValueError(wanted)
     words = (default_essay() if essay is None else essay).split()
     ends, begin = [], 0
     for i, word in enumerate(words, start=1):
-        if word.rstrip("\"')]\u201d\u2019").endswith((".", "!", "?")) or i - begin == LONGEST or i == len(words):
+        if word.rstrip("\"')]\u201d\u2019").endswith((".", "!", "?")) or i - begin == MAX_SENTENCE or i == len(words):
             ends.append(i)
             begin = i
     return Haystack(tuple(words), " ", tuple(ends))
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids as a model reads them before it goes on: with a first special token, without one for the end."""
+    """Token ids of a prompt: with the tokenizer's BOS, if it adds one, and without EOS, so that the model continues."""
     ids = list(tokenizer(text)["input_ids"])
-    end = getattr(tokenizer, "eos_token_id", None)
-    return ids[:-1] if len(ids) > 1 and end is not None and ids[-1] == end else ids
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return ids[:-1] if len(ids) > 1 and eos is not None and ids[-1] == eos else ids
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """What is random in a sample."""
+    """The random choices of a sample."""
 
     kind: str
     key: str
@@ -168,12 +174,12 @@ class _Draw:
 
 
 def _draw(config: NeedleConfig) -> list[_Draw]:
-    """One depth from each of as many equal parts of [0, 1) as there are samples, in random order.
+    """Draw keys, values and depths: one depth from each of `samples` equal intervals of [0, 1), in random order.
 
-    The same for every length: what differs between lengths is then not that keys or values were harder.
+    The draws do not depend on the length, so that lengths are compared on the same keys and values.
     """
-    streams = np.random.SeedSequence(config.seed, spawn_key=(VARIANTS.index(config.variant),))
-    rng = np.random.default_rng(streams)
+    sequence = np.random.SeedSequence(config.seed, spawn_key=(VARIANTS.index(config.variant),))
+    rng = np.random.default_rng(sequence)
     depths = (rng.permutation(config.samples) + rng.random(config.samples)) / config.samples
     adjectives, nouns, draws = ADJECTIVES.split(), NOUNS.split(), []
     for depth in depths.tolist():
@@ -186,41 +192,41 @@ def _draw(config: NeedleConfig) -> list[_Draw]:
 
 
 def least_length(config: NeedleConfig, tokenizer: Any, essay: str | None = None) -> int:
-    """The least `length` that every sample of this test fits in, with one line or word for a haystack."""
+    """The smallest `length` that fits every sample, with a haystack of one line or word."""
     haystack = make_haystack(config.variant, essay)
     return max(len(encode(tokenizer, draw.prompt(haystack, 1)[0])) for draw in _draw(config)) + config.answer_tokens
 
 
 def make_needle(config: NeedleConfig, tokenizer: Any, essay: str | None = None) -> list[NeedleSample]:
-    """The samples; in each, prompt and `answer_tokens` are at most `length` tokens, and with one unit more are not.
+    """Make the samples of a test, each with the largest haystack that fits `length`.
 
     Args:
-        tokenizer: as transformers has them, called with a text.
-        essay: the haystack of `"number"` and `"uuid"`; None takes `default_essay`.
+        tokenizer: a transformers tokenizer.
+        essay: the haystack of `"number"` and `"uuid"`; None: `default_essay`.
     """
     check_room(config, tokenizer, essay)
     haystack, samples = make_haystack(config.variant, essay), []
     guess = config.length // 20
     for draw in _draw(config):
         samples.append(_fit(config, tokenizer, haystack, draw, guess))
-        guess = samples[-1].size  # samples differ by a few tokens
+        guess = samples[-1].size  # the sizes differ by a few tokens only
     return samples
 
 
 def check_room(config: NeedleConfig, tokenizer: Any, essay: str | None = None) -> None:
-    """Raises a ValueError where `length` has no room for the prompt, or `answer_tokens` none for the answer."""
+    """Raise if `length` is too short for the prompt, or `answer_tokens` for the answer."""
     least = least_length(config, tokenizer, essay)
     if config.length < least:
         raise ValueError(
-            f"length is {config.length} with variant {config.variant!r} and answer_tokens {config.answer_tokens}; "
-            f"with this tokenizer it may be an integer >= {least}"
+            f"length must be >= {least} for variant {config.variant!r}, answer_tokens {config.answer_tokens} and this "
+            f"tokenizer, got {config.length}"
         )
     values = (f" {draw.value}" for draw in _draw(config))
     needed = max(len(tokenizer(value, add_special_tokens=False)["input_ids"]) for value in values)
     if needed > config.answer_tokens:
         raise ValueError(
-            f"answer_tokens is {config.answer_tokens} with variant {config.variant!r}; "
-            f"with this tokenizer it may be an integer >= {needed}"
+            f"answer_tokens must be >= {needed} for variant {config.variant!r} and this tokenizer, "
+            f"got {config.answer_tokens}"
         )
 
 
@@ -235,12 +241,12 @@ def _fit(config: NeedleConfig, tokenizer: Any, haystack: Haystack, draw: _Draw, 
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """The largest size that fits, where 1 does: steps that double from a guess, then halves."""
+    """The largest size that fits, given that 1 does: doubling steps from a guess, then bisection."""
     low, high, step = 1, max(2, guess), 1
     while fits(high):
         low, high, step = high, high + step, 2 * step
         if low > most:
-            raise ValueError(f"the tokenizer has less than a token for a word: {low} words fit in {most} tokens")
+            raise ValueError(f"tokenizer must have at least one token per word, got {low} words in {most} tokens")
     while high - step > low and not fits(high - step):
         high, step = high - step, 2 * step
     low = max(low, high - step)
@@ -251,13 +257,13 @@ def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
 
 
 def is_found(answer: str, sample: NeedleSample) -> bool:
-    """Whether the answer contains the value, in upper or lower case."""
+    """Whether the answer contains the value, ignoring case."""
     return sample.answer.lower() in answer.lower()
 
 
 def score_needle(answers: Sequence[str], samples: Sequence[NeedleSample]) -> float:
-    """The share of answers that contain their value, in percent."""
+    """The share of answers that contain the value, in percent."""
     if len(answers) != len(samples) or not samples:
-        raise ValueError(f"answers has {len(answers)} and samples {len(samples)}; there may be one answer a sample")
+        raise ValueError(f"answers must have one per sample ({len(samples)}), got {len(answers)}")
     found = sum(is_found(answer, sample) for answer, sample in zip(answers, samples, strict=True))
     return 100 * found / len(samples)

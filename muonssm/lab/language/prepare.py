@@ -1,11 +1,11 @@
-"""From a source of documents to a folder of tokens, in a job that can be killed and taken up again.
+"""Prepare tokens: from a source of documents to a folder of shards, in a job that can be interrupted and resumed.
 
     prepare(PrepareConfig("stdlib", vocab_size=4096), Path("tokens"))
     prepare(PrepareConfig("fineweb-edu", tokenizer="TinyLlama/TinyLlama_v1.1"), Path("tokens"), resume=True)
 
-Documents are read in order and go to the training or the validation part by a hash of their number. Shard k of both
-parts ends at the same document. `progress.json` is written when it has, and holds all that the rest of the job depends
-on, so that a job taken up from there writes the same bytes as one that was never stopped. `tokens.json` replaces it.
+Documents are read in order. A hash of its number assigns each to the training or the validation split. Shard k of both
+splits ends at the same document; then `progress.json` is written with everything that the rest of the job depends on,
+so that a resumed job writes the same bytes as an uninterrupted one. At the end `tokens.json` replaces it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,30 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_choice, check_int, check_number
 
-from .corpora import ALIASES, KINDS, Document, Lost, Place, Row, Source, open_source
-from .shards import FORMAT, MANIFEST, PARTS, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens, write_json
-from .tokenizer import LEAST, Encoded, encode_documents, load_tokenizer, save_tokenizer, spread, train_bpe, vocabulary
+from .corpora import ALIASES, KINDS, Document, Item, Position, Source, Unusable, open_source
+from .shards import FORMAT, MANIFEST, PROGRESS, SPLITS, ShardWriter, check_files, dtype_for, open_tokens, write_json
+from .tokenizer import (
+    MIN_VOCAB_SIZE,
+    EncodedDocument,
+    encode_documents,
+    load_tokenizer,
+    sample_texts,
+    save_tokenizer,
+    train_bpe,
+    vocabulary_size,
+)
 
 if TYPE_CHECKING:
     from tqdm import tqdm
     from transformers import PreTrainedTokenizerBase
 
-BATCH_ROWS, BATCH_CHARACTERS = 1024, 4_000_000  # tokenised at once, in parallel
-TRIED = 10_000  # rows of which one at least must be of use: a wrong field is to be noticed early
-NAMED = 100  # names kept for each reason that something is left out for; the rest are counted
+BATCH_ITEMS, BATCH_CHARACTERS = 1024, 4_000_000  # tokenized at once, in parallel
+MAX_UNUSABLE = 10_000  # a source that begins with so many unusable items probably has another field
+MAX_NAMES = 100  # names kept per reason; the rest are only counted
+FOR_SPLIT, FOR_TOKENIZER = "part", "tokenizer"  # hashed with a document's number; changing them changes the splits
+STATE_KEYS = {"source", "tokenizer", "number", "batch", "shards", *SPLITS}
 
 
 class EmptySourceError(ValueError):
@@ -43,26 +54,26 @@ class EmptySourceError(ValueError):
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """Which documents, and how they become tokens.
+    """Which documents to prepare, and how.
 
     Attributes:
-        source: `"stdlib"` (the text of Python's own library), `"fineweb-edu"`, `"alpaca"`, a file or a folder (.txt,
-            .md and .py: a document a file; .jsonl and .parquet: a document a row; .json, a list, where named itself or
-            for instructions), or a data set of the hub, `"owner/name"` or `"owner/name:config"`, of which the training
-            part is streamed.
-        kind: `"text"`, or `"instructions"` for rows with instruction, input and output. None: what the source is.
-        field: of a row, the field with the text.
-        tokenizer: a name on the hub, a folder or a tokenizer.json. None: a byte-level BPE is trained on the source.
-        vocab_size: how many tokens that one has, at most.
-        tokenizer_characters: how many characters, from all over the source, it is trained on at most. It takes one
-            more pass over the source.
-        validation: share of documents in the validation part: at least one document, or 0 for none. None: 0.05 of
-            `stdlib`, 0.01 of everything else.
-        shard_tokens: a shard ends with the document that brings it to so many tokens.
-        limit: only the first so many documents of the source. None: all.
-        max_length: tokens of an instruction with its response and EOS; what is beyond is left out.
-        cut: a text file of more characters becomes several documents, which end where lines do. None: one document.
-        revision: of a data set of the hub, a commit, branch or tag. None: the newest.
+        source: `"stdlib"` (Python's standard library), `"fineweb-edu"`, `"alpaca"`, a file or a folder (.txt, .md and
+            .py: one document per file; .jsonl and .parquet: one per row; .json, a list: only when named directly or
+            for instructions), or a data set on the hub, `"owner/name"` or `"owner/name:config"`, whose training split
+            is streamed.
+        kind: `"text"`, or `"instructions"` for rows with instruction, input and output. None: by the source.
+        field: the field of a row that has the text.
+        tokenizer: a name on the hub, a folder or a tokenizer.json. None: train a byte-level BPE on the source.
+        vocab_size: the most tokens that a trained tokenizer has.
+        tokenizer_characters: the most characters that it is trained on, sampled evenly. Training takes one more pass
+            over the source.
+        validation: share of documents in the validation split, at least one document; 0 for none. None: 0.05 for
+            `stdlib`, 0.01 otherwise.
+        shard_tokens: a shard ends with the document that brings it to this many tokens.
+        limit: use only this many documents, the first ones. None: all.
+        max_length: the most tokens of an instruction with its response and EOS; longer ones are truncated.
+        cut: split text files of more characters into several documents, at the ends of lines. None: do not split.
+        revision: commit, branch or tag of a data set on the hub. None: the newest.
     """
 
     source: str = "stdlib"
@@ -79,113 +90,112 @@ class PrepareConfig:
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("source", "field"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be a name")
-        for name in ("tokenizer", "revision"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise ValueError(f"{name} is {value!r}; it may be None or a name")
+        for name in ("source", "field", "tokenizer", "revision"):
+            _check_name(name, getattr(self, name), optional=name in ("tokenizer", "revision"))
         if self.kind is None:
-            known = self.source in ("alpaca", ALIASES["alpaca"])
-            object.__setattr__(self, "kind", "instructions" if known else "text")
-        if self.kind not in KINDS or (self.kind == "instructions" and self.source == "stdlib"):
-            raise ValueError(
-                f"kind is {self.kind!r} with source {self.source!r}; it may be one of {KINDS} that fits it"
-            )
+            is_alpaca = self.source in ("alpaca", ALIASES["alpaca"])
+            object.__setattr__(self, "kind", "instructions" if is_alpaca else "text")
+        check_choice("kind", self.kind, ("text",) if self.source == "stdlib" else KINDS)
         if self.validation is None:
             object.__setattr__(self, "validation", 0.05 if self.source == "stdlib" else 0.01)
-        share = self.validation
-        if not is_number(share) or not 0 <= share < 1:
-            raise ValueError(f"validation is {self.validation!r}; it may be None or in [0, 1)")
-        self._check_counts()
+        if check_number("validation", self.validation, 0, 1) == 1:
+            raise ValueError("validation must be < 1, got 1: no document would be left for training")
+        least = {"vocab_size": MIN_VOCAB_SIZE, "tokenizer_characters": 1, "shard_tokens": 1, "max_length": 2}
+        for name, bound in least.items():
+            check_int(name, getattr(self, name), bound)
+        for name in ("limit", "cut"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
 
-    def _check_counts(self) -> None:
-        least = {"vocab_size": LEAST, "tokenizer_characters": 1, "shard_tokens": 1, "max_length": 2}
-        for name in (*least, "limit", "cut"):
-            value, bound = getattr(self, name), least.get(name, 1)
-            if value is None and name not in least:
-                continue
-            if not is_int(value, bound):
-                raise ValueError(
-                    f"{name} is {value!r}; it may be {'' if name in least else 'None or '}an integer >= {bound}"
-                )
+
+def _check_name(name: str, value: Any, optional: bool) -> None:
+    wanted = "None or a non-empty string" if optional else "a non-empty string"
+    if not isinstance(value, str) and not (optional and value is None):
+        raise TypeError(f"{name} must be {wanted}, got {value!r}")
+    if value == "":
+        raise ValueError(f"{name} must be {wanted}, got ''")
 
 
 def prepare(config: PrepareConfig, output: Path, resume: bool = False, progress: bool = True) -> dict[str, Any]:
-    """Fills the folder `output`; returns its manifest. `resume` takes up a job of the same settings, if there is one.
+    """Fill the folder `output` with tokens; return its manifest. `resume` continues a job with the same settings.
 
-    An error before the first shard is finished leaves nothing behind; after that, what there is can be taken up.
+    An error before the first shard is finished leaves nothing behind; a later one leaves a job that can be resumed.
     """
     output = Path(output)
-    state = _state_of(config, output, resume)
+    state = _read_state(config, output, resume)
     if (output / MANIFEST).is_file():
         (output / PROGRESS).unlink(missing_ok=True)
         return open_tokens(output, check=False).manifest
     source = open_source(config.source, str(config.kind), config.field, config.cut, config.revision)
     if state is not None and state["source"] != json.loads(json.dumps(source.metadata)):
-        raise ValueError(f"{output} was begun when source {config.source!r} was another; {PROGRESS} says what it was")
-    made = [path for path in (output, *output.parents) if not path.exists()]
+        raise ValueError(
+            f"source must be as it was when the job began, got {config.source!r}, which has changed since; "
+            f"{output / PROGRESS} describes the earlier one"
+        )
+    created = [path for path in (output, *output.parents) if not path.exists()]
     try:
         output.mkdir(parents=True, exist_ok=True)
         return _Job(config, output, source, state, progress).run()
     except Exception as error:
         if state is None and (isinstance(error, EmptySourceError) or not any(output.glob("train-*.bin"))):
-            _remove(output, made)
+            _remove(output, created)
         raise
 
 
-def _state_of(config: PrepareConfig, output: Path, resume: bool) -> dict[str, Any] | None:
-    """What is known of the job in the folder; None if there is none. Raises unless the folder may be written to."""
+def _read_state(config: PrepareConfig, output: Path, resume: bool) -> dict[str, Any] | None:
+    """The state of the job in the folder; None if there is none. Raise if the folder must not be written to."""
+    another = "use another --output"
     if output.exists() and not output.is_dir():
-        raise ValueError(f"output is {str(output)!r}, which is a file; it may be a folder, new or empty")
-    there = sorted(path.name for path in output.iterdir()) if output.exists() else []
-    if there and not resume:
-        raise ValueError(f"{output} has {there[0]} already; resume takes up a job, output may name another folder")
-    name = next((name for name in (MANIFEST, PROGRESS) if name in there), None)
+        raise ValueError(f"output must be a new or empty folder, got {str(output)!r}, which is a file")
+    names = sorted(path.name for path in output.iterdir()) if output.exists() else []
+    if names and not resume:
+        raise ValueError(
+            f"output must be a new or empty folder, got {str(output)!r}, which has {names[0]}; use --resume to "
+            f"continue a job, or {another}"
+        )
+    name = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if name is None:
-        if any(not file.endswith(".part") for file in there):
-            raise ValueError(f"{output} has {there[0]}, and no job to resume; output may name another folder")
+        if any(not file.endswith(".part") for file in names):
+            raise ValueError(
+                f"output must have a job to resume, got {str(output)!r}, which has {names[0]} and no job; {another}"
+            )
         return None
     try:
         state = json.loads((output / name).read_text(encoding="utf-8"))
-        before = {key: state["config"][key] for key in asdict(config)}
-        whole = name == MANIFEST or set(state) >= {"source", "tokenizer", "number", "batch", "shards", *PARTS}
+        earlier = {key: state["config"][key] for key in asdict(config)}
+        complete = name == MANIFEST or set(state) >= STATE_KEYS
     except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise ValueError(f"{output / name} is damaged; remove the folder, and prepare it anew")
+        complete = False
+    if not complete:
+        raise ValueError(f"{output / name} is damaged; remove the folder and prepare it again")
     for key, value in asdict(config).items():
-        if before[key] != value:
-            raise ValueError(
-                f"{output} has a job with {key} {before[key]!r}, and here it is {value!r}; resume takes the same "
-                "settings, output may name another folder"
-            )
+        if earlier[key] != value:
+            raise ValueError(f"{key} must be {earlier[key]!r}, as in the job in {output}, got {value!r}; or {another}")
     return state
 
 
-def _remove(output: Path, made: list[Path]) -> None:
-    """Empties a folder that was free before, and takes away the folders `made` for it."""
+def _remove(output: Path, created: list[Path]) -> None:
+    """Empty a folder that was empty before, and remove the folders that were created for it."""
     for path in output.iterdir() if output.is_dir() else ():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for folder in made:
+    for folder in created:
         if folder.is_dir():
             folder.rmdir()
 
 
-# the job
+# ---- the job
 
 
 class _Batch(NamedTuple):
-    """Rows read together: the number of the first, where it is in the source, and all of them."""
+    """Consecutive items: the number of the first, its position in the source, and the items."""
 
     number: int
-    place: Place
-    rows: list[Row]
+    position: Position
+    items: list[Item]
 
 
 class _Job:
-    """One preparation. `state` is what `progress.json` holds, which is written only where a shard ends."""
+    """One preparation. `state` is the content of `progress.json`, which is written whenever a shard ends."""
 
     def __init__(
         self, config: PrepareConfig, folder: Path, source: Source, state: dict[str, Any] | None, progress: bool
@@ -197,17 +207,17 @@ class _Job:
         check_files(folder, self.state, check=False)
         self.tokenizer = load_tokenizer(str(folder))
         self.writers: dict[str, ShardWriter] = {}
-        self.held = self._total("validation", "documents")
+        self.validation_documents = self._total("validation", "documents")
 
     def run(self) -> dict[str, Any]:
-        """Writes what is left of the shards, and the manifest."""
+        """Write the remaining shards and the manifest."""
         batch, end = None, self.state["number"]
         try:
-            with self._bar("preparing", end) as bar:
+            with self._progress_bar("preparing", end) as bar:
                 for batch in self._batches():
                     self._add(batch)
-                    done, end = end, batch.number + len(batch.rows)
-                    bar.update(end - done)
+                    before, end = end, batch.number + len(batch.items)
+                    bar.update(end - before)
                     bar.set_postfix(tokens=f"{self._tokens():,}", refresh=False)
             if batch is not None and self.writers:
                 self._end_shard(end, batch)
@@ -217,136 +227,147 @@ class _Job:
         return self._finish(end)
 
     def _make_tokenizer(self) -> None:
-        """Saves the tokenizer in the folder: that given, or one trained on the source."""
+        """Load or train the tokenizer, and save it in the folder."""
         write_json(self.folder / PROGRESS, self.state)
-        given = self.config.tokenizer
-        tokenizer = load_tokenizer(given) if given else self._train()
-        size = vocabulary(tokenizer)
-        self.state["tokenizer"] = {"name": given, "files": save_tokenizer(tokenizer, self.folder)}
+        name = self.config.tokenizer
+        tokenizer = load_tokenizer(name) if name else self._train_tokenizer()
+        size = vocabulary_size(tokenizer)
+        self.state["tokenizer"] = {"name": name, "files": save_tokenizer(tokenizer, self.folder)}
         self.state |= {"vocab_size": size, "eos_id": int(tokenizer.eos_token_id), "dtype": dtype_for(size)}
         write_json(self.folder / PROGRESS, self.state)
 
-    def _train(self) -> PreTrainedTokenizerBase:
-        """A BPE of the training documents."""
+    def _train_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Train a BPE on the training documents."""
 
         def texts() -> Iterator[tuple[float, str]]:
-            with self._bar("reading for the tokenizer") as bar:
-                for number, row in enumerate(self._rows()):
+            with self._progress_bar("reading for the tokenizer") as bar:
+                for number, item in enumerate(self._items()):
                     bar.update()
-                    if isinstance(row, Document) and _share(number, "part") >= float(self.config.validation or 0):
-                        yield _share(number, "tokenizer"), (row.prompt or "") + row.text
+                    if isinstance(item, Document) and _hash(number, FOR_SPLIT) >= float(self.config.validation or 0):
+                        yield _hash(number, FOR_TOKENIZER), (item.prompt or "") + item.text
 
-        return train_bpe(spread(texts(), self.config.tokenizer_characters), self.config.vocab_size)
+        return train_bpe(sample_texts(texts(), self.config.tokenizer_characters), self.config.vocab_size)
 
-    def _bar(self, what: str, done: int = 0) -> tqdm:
+    def _progress_bar(self, description: str, initial: int = 0) -> tqdm:
         from tqdm import tqdm
 
-        known = [count for count in (self.source.total, self.config.limit) if count is not None]
-        total = min(known, default=None)
-        return tqdm(desc=what, unit=" documents", total=total, initial=done, delay=1, disable=not self.progress)
+        total = min((n for n in (self.source.total, self.config.limit) if n is not None), default=None)
+        disable = not self.progress
+        return tqdm(desc=description, unit=" documents", total=total, initial=initial, delay=1, disable=disable)
 
-    def _rows(self, start: int = 0, place: Place = None) -> Iterator[Row]:
-        """The rows of the source from number `start` on, which is at `place`, up to the limit."""
-        usable = start > 0
+    def _items(self, start: int = 0, position: Position = None) -> Iterator[Item]:
+        """Yield the items of the source up to the limit, from number `start` on, which is at `position`."""
+        any_usable = start > 0
         limit = None if self.config.limit is None else self.config.limit - start
-        for number, row in enumerate(islice(self.source.rows(place), limit), start):
-            if isinstance(row, Document):
-                usable = True
-            elif not usable and number == TRIED:
-                reason = f"none of the first {TRIED} documents can be used ({row.name} {row.reason})"
-                raise EmptySourceError(f"source {self.config.source!r}: {reason}")
-            yield row
+        for number, item in enumerate(islice(self.source.items(position), limit), start):
+            if isinstance(item, Document):
+                any_usable = True
+            elif not any_usable and number == MAX_UNUSABLE:
+                raise EmptySourceError(
+                    f"source must have usable documents, got {self.config.source!r}, whose first {MAX_UNUSABLE} are "
+                    f"unusable ({item.name}: {item.reason})"
+                )
+            yield item
 
     def _batches(self) -> Iterator[_Batch]:
-        """The rows that are left; the first batch may begin before them, at the last known place of the source."""
-        number, place = self.state["batch"]["number"], self.state["batch"]["place"]
-        rows: list[Row] = []
+        """Yield the remaining items; after a resume, the first batch can begin before them."""
+        number, position = self.state["batch"]["number"], self.state["batch"]["position"]
+        items: list[Item] = []
         size = 0
-        for row in self._rows(number, place):
-            rows.append(row)
-            size += len(row.text) if isinstance(row, Document) else 0
-            if len(rows) >= BATCH_ROWS or size >= BATCH_CHARACTERS:
-                yield _Batch(number, place, rows)
-                number, place, rows, size = number + len(rows), self.source.place(), [], 0
-        if rows:
-            yield _Batch(number, place, rows)
+        for item in self._items(number, position):
+            items.append(item)
+            size += len(item.text) if isinstance(item, Document) else 0
+            if len(items) >= BATCH_ITEMS or size >= BATCH_CHARACTERS:
+                yield _Batch(number, position, items)
+                number, position, items, size = number + len(items), self.source.position(), [], 0
+        if items:
+            yield _Batch(number, position, items)
 
     def _add(self, batch: _Batch) -> None:
-        """Tokenises a batch, and ends a shard at each document that fills one."""
-        skipped = max(0, self.state["number"] - batch.number)
-        rows = batch.rows[skipped:]
-        documents = [row for row in rows if isinstance(row, Document)]
+        """Tokenize a batch and write it; end a shard at each document that fills one."""
+        written = max(0, self.state["number"] - batch.number)
+        items = batch.items[written:]
+        documents = [item for item in items if isinstance(item, Document)]
         encoded = iter(encode_documents(self.tokenizer, documents, self.config.max_length))
-        for number, row in enumerate(rows, start=batch.number + skipped):
-            found = row if isinstance(row, Lost) else next(encoded)
-            if isinstance(found, Lost):
-                _count(self.state["left_out"], found)
+        for number, item in enumerate(items, start=batch.number + written):
+            result = item if isinstance(item, Unusable) else next(encoded)
+            if isinstance(result, Unusable):
+                _count(self.state["left_out"], result)
             else:
-                self._write(number, found)
+                self._write(number, result)
             if sum(writer.tokens for writer in self.writers.values()) >= self.config.shard_tokens:
                 self._end_shard(number + 1, batch)
 
-    def _write(self, number: int, document: Encoded) -> None:
-        """Adds a document to its part. The first one is for validation, so that there is one."""
+    def _write(self, number: int, document: EncodedDocument) -> None:
+        """Write a document to its split. The first document is for validation, so that there is at least one."""
         share = float(self.config.validation or 0)
-        held = _share(number, "part") < share or (share > 0 and not self.held)
-        part = PARTS[held]
-        if part not in self.writers:
-            self.writers[part] = ShardWriter(self.folder, part, self.state["shards"], self.state["dtype"])
-        self.writers[part].add(document.tokens, document.prompt_length)
-        self.held += held
+        validates = _hash(number, FOR_SPLIT) < share or (share > 0 and not self.validation_documents)
+        split = SPLITS[validates]
+        if split not in self.writers:
+            self.writers[split] = ShardWriter(self.folder, split, self.state["shards"], self.state["dtype"])
+        self.writers[split].add(document.tokens, document.prompt_length)
+        self.validation_documents += validates
         self.state["truncated"] += document.truncated
 
     def _end_shard(self, number: int, batch: _Batch) -> None:
-        """Closes the shards of both parts before document `number`, then records them."""
-        for part in PARTS:
-            if part in self.writers:
-                self.state[part]["shards"].append(self.writers[part].close())
+        """Close the shards of both splits before document `number`, and record them."""
+        for split in SPLITS:
+            if split in self.writers:
+                self.state[split]["shards"].append(self.writers[split].close())
         self.writers = {}
         self.state["shards"] += 1
         self.state["number"] = number
-        self.state["batch"] = {"number": batch.number, "place": batch.place}
+        self.state["batch"] = {"number": batch.number, "position": batch.position}
         write_json(self.folder / PROGRESS, self.state)
 
-    def _total(self, part: str, what: str) -> int:
-        """The tokens or documents in the finished shards of a part."""
-        return sum(shard[what] for shard in self.state[part]["shards"])
+    def _total(self, split: str, quantity: str) -> int:
+        """The tokens or documents in the finished shards of a split."""
+        return sum(shard[quantity] for shard in self.state[split]["shards"])
 
     def _tokens(self) -> int:
         """All tokens so far."""
         open_shards = sum(writer.tokens for writer in self.writers.values())
-        return open_shards + sum(self._total(part, "tokens") for part in PARTS)
+        return open_shards + sum(self._total(split, "tokens") for split in SPLITS)
 
     def _finish(self, number: int) -> dict[str, Any]:
-        """Writes the manifest, which makes the folder whole."""
-        state, source = self.state, self.config.source
-        if not state["train"]["shards"] and state["validation"]["shards"]:
-            raise EmptySourceError(
-                f"source {source!r} has {self.held} documents, none of which is left for training with validation "
-                f"{self.config.validation}; validation may be less, or 0, or cut may make several documents of one"
-            )
-        if not state["train"]["shards"]:
-            reasons = ", ".join(f"{count['count']} {reason}" for reason, count in state["left_out"].items())
-            raise EmptySourceError(f"source {source!r}: none of {number} documents can be used ({reasons or 'empty'})")
-        manifest = {"format": FORMAT, "kind": self.config.kind, "source": {"name": source, **state["source"]}}
-        kept = ("config", "tokenizer", "vocab_size", "eos_id", "dtype", *PARTS, "left_out", "truncated")
-        manifest |= {key: state[key] for key in kept}
-        for part in PARTS:
-            totals = {what: self._total(part, what) for what in ("documents", "tokens")}
-            manifest[part] = {**totals, **state[part]}
+        """Write the manifest, which completes the folder."""
+        state = self.state
+        self._check_not_empty(number)
+        source = {"name": self.config.source, **state["source"]}
+        manifest = {"format": FORMAT, "kind": self.config.kind, "source": source}
+        copied = ("config", "tokenizer", "vocab_size", "eos_id", "dtype", *SPLITS, "left_out", "truncated")
+        manifest |= {key: state[key] for key in copied}
+        for split in SPLITS:
+            totals = {quantity: self._total(split, quantity) for quantity in ("documents", "tokens")}
+            manifest[split] = {**totals, **state[split]}
         write_json(self.folder / MANIFEST, manifest)
         (self.folder / PROGRESS).unlink()
         return manifest
 
+    def _check_not_empty(self, number: int) -> None:
+        """Raise unless there are documents to train on."""
+        source, state = self.config.source, self.state
+        if state["train"]["shards"]:
+            return
+        if state["validation"]["shards"]:
+            raise EmptySourceError(
+                f"source must have documents for training, got {source!r}, whose {self.validation_documents} documents "
+                f"are all for validation; use a smaller --validation, or --cut to split long files"
+            )
+        reasons = ", ".join(f"{count['count']}: {reason}" for reason, count in state["left_out"].items())
+        raise EmptySourceError(
+            f"source must have usable documents, got {source!r}, with none among {number} ({reasons or 'empty'})"
+        )
+
 
 def _new_state(config: PrepareConfig, source: Source) -> dict[str, Any]:
-    """That of a job which has done nothing yet.
+    """The state of a new job.
 
-    `number` counts the documents in finished shards; `batch` is a place in the source at or before it.
+    `number` counts the documents in finished shards; `batch` is a position in the source at or before it.
     """
     left_out: dict[str, Any] = {}
-    for lost in source.lost:
-        _count(left_out, lost)
+    for unusable in source.left_out:
+        _count(left_out, unusable)
     state = {
         "config": asdict(config),
         "source": source.metadata,
@@ -354,39 +375,39 @@ def _new_state(config: PrepareConfig, source: Source) -> dict[str, Any]:
         "left_out": left_out,
         "truncated": 0,
     }
-    state |= {"number": 0, "batch": {"number": 0, "place": None}, "shards": 0}
-    return {**state, **{part: {"shards": []} for part in PARTS}}
+    state |= {"number": 0, "batch": {"number": 0, "position": None}, "shards": 0}
+    return {**state, **{split: {"shards": []} for split in SPLITS}}
 
 
-def _count(left_out: dict[str, Any], lost: Lost) -> None:
-    record = left_out.setdefault(lost.reason, {"count": 0, "names": []})
+def _count(left_out: dict[str, Any], unusable: Unusable) -> None:
+    record = left_out.setdefault(unusable.reason, {"count": 0, "names": []})
     record["count"] += 1
-    if len(record["names"]) < NAMED:
-        record["names"].append(lost.name)
+    if len(record["names"]) < MAX_NAMES:
+        record["names"].append(unusable.name)
 
 
-def _share(number: int, purpose: str) -> float:
-    """A number in [0, 1) for a document, spread evenly; another one for each purpose."""
+def _hash(number: int, purpose: str) -> float:
+    """A uniform pseudo-random number in [0, 1) per document; independent for different purposes."""
     digest = hashlib.blake2b(f"{purpose} {number}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 
-# the embedded source
+# ---- the cache
 
 
 def cache_folder() -> Path:
-    """Where data that can be made again is kept: $MUONSSM_CACHE, $XDG_CACHE_HOME/muonssm or ~/.cache/muonssm."""
+    """The folder for data that can be made again: $MUONSSM_CACHE, $XDG_CACHE_HOME/muonssm or ~/.cache/muonssm."""
     own, common = os.environ.get("MUONSSM_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else Path(common or "~/.cache").expanduser() / "muonssm"
 
 
-def embedded(vocab_size: int) -> Path:
-    """The folder of `stdlib` for this Python, with a BPE of at most so many tokens; prepared when first asked for."""
+def prepare_stdlib(vocab_size: int) -> Path:
+    """The folder of `stdlib` for this Python, with a BPE of at most `vocab_size` tokens; prepared on first use."""
     config = PrepareConfig("stdlib", vocab_size=vocab_size)
     folder = cache_folder() / f"stdlib-{platform.python_version()}-{vocab_size}-{FORMAT}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may do the same: each works in its own folder, and the first to finish gives it its name.
+        # Other processes can do the same at once: each prepares a folder of its own, and the first renames it.
         with tempfile.TemporaryDirectory(prefix=".preparing-", dir=folder.parent) as private:
             prepare(config, Path(private) / "tokens")
             try:

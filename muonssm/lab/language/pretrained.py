@@ -1,4 +1,4 @@
-"""A trained language model by its folder: a run of ours, or any folder that transformers saved one of ours to."""
+"""Load a trained language model from a folder: a run of this library, or a folder written by `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
 
 from .tokenizer import load_tokenizer
 
-MAY_BE = "the folder of a finished language run, or one that save_pretrained wrote, with its tokenizer"
+MODEL_FOLDERS = "the folder of a finished language run, or one written by save_pretrained, with its tokenizer"
 
 
 class Pretrained(NamedTuple):
@@ -21,21 +21,23 @@ class Pretrained(NamedTuple):
 
     @property
     def backbone(self) -> str:
+        """The name of the model's backbone."""
         return self.model.config.backbone
 
 
 def load_pretrained(folder: str | Path) -> Pretrained:
-    """The model and the tokenizer in `folder`."""
+    """Load the model and the tokenizer in `folder`."""
     path = Path(folder)
+    wanted = f"RUN must be {MODEL_FOLDERS}, got {str(folder)!r}"
     if not (path / "config.json").is_file():
-        raise ValueError(f"RUN is {str(folder)!r}, which has no config.json; it may be {MAY_BE}")
+        raise ValueError(f"{wanted}, which has no config.json")
     try:
         config = MuonSSMConfig.from_pretrained(path)
         if config.model_type != MuonSSMConfig.model_type:
             raise ValueError(f"its model_type is {config.model_type!r}")
         with hide_progress_bars():
             model = MuonSSMForCausalLM.from_pretrained(path, config=config)
-    except Exception as error:  # the libraries raise many kinds for a damaged file
+    except Exception as error:  # the libraries raise many types for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"RUN is {str(folder)!r}, which cannot be loaded: {reason}; it may be {MAY_BE}") from error
+        raise ValueError(f"{wanted}, which cannot be loaded: {reason}") from error
     return Pretrained(model.eval(), load_tokenizer(str(path)))

@@ -1,15 +1,14 @@
-"""DataSplits tokens: shards on disk, read through memory maps, and blocks of them to train on.
+"""Prepared tokens: shards on disk, read through memory maps, and fixed-length blocks to train on.
 
-tokens.json                     the manifest, written last: what there is, and its checksums
-train-00000.bin                 token after token, uint16 (uint32 for a vocabulary of 65536 or more), little-endian
-train-00000.documents.npy       for each document of the shard, where it begins in it and how many tokens its prompt
-                                has: int64 [n, 2]
-validation-00000.bin, ...       the same for the validation part
-tokenizer.json, ...             what transformers.AutoTokenizer loads from this folder
+tokens.json                     the manifest, written last: contents, settings and checksums
+train-00000.bin                 token ids, uint16 (uint32 for vocabularies of 65,536 or more), little-endian
+train-00000.documents.npy       int64 [documents, 2]: start of each document in the shard, and length of its prompt
+validation-00000.bin, ...       the same for the validation set
+tokenizer.json, ...             files for transformers.AutoTokenizer
 
 data = open_tokens(folder)
 blocks = Blocks(data.train, 4096)
-blocks[0]["input_ids"], blocks[0]["labels"]             # [4096] each; labels are the next tokens
+blocks[0]["input_ids"], blocks[0]["labels"]             # [4096] each; the labels are the next tokens
 """
 
 from __future__ import annotations
@@ -25,30 +24,32 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_int
+from muonssm.checks import check_int
 from muonssm.lab.core.files import atomic
+from muonssm.lab.core.scorer import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1
 MANIFEST, PROGRESS = "tokens.json", "progress.json"
-PARTS = ("train", "validation")
-IGNORED = -100  # a label that no loss counts
+SPLITS = ("train", "validation")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-AGAIN = "prepare the data again, into a new folder"
+PREPARE_AGAIN = "prepare the data again, into a new folder"
+COPY_AGAIN = f"copy the folder again, or {PREPARE_AGAIN}"
+SHARD_KEYS = {"file", "tokens", "documents", "sha256", "documents_sha256"}
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The name of the smallest type for ids of that vocabulary."""
+    """The name of the smallest dtype for the ids of a vocabulary."""
     return "uint16" if vocab_size < 65536 else "uint32"
 
 
-# writing
+# ---- writing
 
 
 def write_json(path: Path, content: Any) -> None:
-    """A JSON file, all of it or nothing."""
+    """Write a JSON file atomically."""
     with atomic(path) as part:
         part.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
@@ -60,17 +61,17 @@ def checksum(path: Path) -> str:
 
 
 class ShardWriter:
-    """Writes one shard; it has its name once it is closed."""
+    """Writes one shard. The file gets its final name when it is closed."""
 
-    def __init__(self, folder: Path, part: str, number: int, dtype: str) -> None:
-        self.path, self.dtype = folder / f"{part}-{number:05d}.bin", DTYPES[dtype]
+    def __init__(self, folder: Path, split: str, number: int, dtype: str) -> None:
+        self.path, self.dtype = folder / f"{split}-{number:05d}.bin", DTYPES[dtype]
         self.digest, self.tokens = hashlib.sha256(), 0
         self.documents: list[tuple[int, int]] = []
         self.part = self.path.with_name(self.path.name + ".part")
         self.file = open(self.part, "wb")  # noqa: SIM115  closed by `close` or `abandon`
 
     def add(self, tokens: np.ndarray, prompt_length: int) -> None:
-        """One document, its EOS with it."""
+        """Add a document; its tokens include EOS."""
         content = tokens.astype(self.dtype).tobytes()
         self.file.write(content)
         self.digest.update(content)
@@ -78,7 +79,7 @@ class ShardWriter:
         self.tokens += len(tokens)
 
     def close(self) -> dict[str, Any]:
-        """Brings the shard to disk; its record for the manifest."""
+        """Finish the shard on disk; return its record for the manifest."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -95,29 +96,29 @@ class ShardWriter:
         }
 
     def abandon(self) -> None:
-        """Leaves no file behind."""
+        """Remove the unfinished file."""
         self.file.close()
         self.part.unlink(missing_ok=True)
 
 
 def documents_path(shard: Path) -> Path:
-    """The file beside a shard that says where its documents begin."""
+    """The file beside a shard that lists its documents."""
     return shard.with_suffix(".documents.npy")
 
 
-# reading
+# ---- reading
 
 
-class TokenPart:
-    """The tokens of one part: all of its shards as if they were one.
+class TokenSplit:
+    """The tokens of one split: all of its shards as one sequence.
 
     Attributes:
-        name: the part's folder and name, for messages.
+        name: folder and split, for messages.
         tokens, documents: how many there are.
     """
 
-    def __init__(self, folder: Path, part: str, record: dict[str, Any], dtype: str) -> None:
-        self.name, self.dtype = f"{folder} ({part})", DTYPES[dtype]
+    def __init__(self, folder: Path, split: str, record: dict[str, Any], dtype: str) -> None:
+        self.name, self.dtype = f"{folder} ({split})", DTYPES[dtype]
         self.paths = [folder / shard["file"] for shard in record["shards"]]
         self.first_token = np.cumsum([0, *(shard["tokens"] for shard in record["shards"])])
         self.first_document = np.cumsum([0, *(shard["documents"] for shard in record["shards"])])
@@ -125,7 +126,7 @@ class TokenPart:
         self._maps: dict[tuple[str, int], np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the maps: a worker that gets this opens its own, where pickling them would copy the data."""
+        """Leave out the memory maps: pickling them would copy the data, and a worker opens its own."""
         return {**self.__dict__, "_maps": {}}
 
     def _shard(self, number: int) -> np.ndarray:
@@ -135,45 +136,45 @@ class TokenPart:
         return self._maps[key]
 
     def _documents(self, number: int) -> np.ndarray:
-        """Starts within the shard and prompt lengths: int64 `[n, 2]`."""
+        """Start within the shard and prompt length of each document: int64 `[n, 2]`."""
         key = ("documents", number)
         if key not in self._maps:
             self._maps[key] = np.load(documents_path(self.paths[number]), mmap_mode="r")
         return self._maps[key]
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """The tokens from `start` to `stop`, over the borders of shards; a copy, uint16 or uint32 `[stop - start]`."""
+        """Copy the tokens from `start` to `stop`, across shards: uint16 or uint32 `[stop - start]`."""
         if not 0 <= start <= stop <= self.tokens:
-            raise ValueError(f"start and stop are {start} and {stop}; they may be in order, from 0 to {self.tokens}")
-        found = [np.empty(0, self.dtype)]
+            raise ValueError(f"start and stop must be in order and in 0 to {self.tokens}, got {start} and {stop}")
+        pieces = [np.empty(0, self.dtype)]
         first = int(np.searchsorted(self.first_token, start, side="right")) - 1
         for number in range(first, len(self.paths)):
             begin = int(self.first_token[number])
             if begin >= stop:
                 break
-            found.append(self._shard(number)[max(0, start - begin) : stop - begin])
-        return np.concatenate(found)
+            pieces.append(self._shard(number)[max(0, start - begin) : stop - begin])
+        return np.concatenate(pieces)
 
     def document(self, index: int) -> tuple[np.ndarray, int]:
         """The tokens of a document, and how many of them are its prompt."""
         if not 0 <= index < self.documents:
-            raise IndexError(f"document is {index}; it may be 0 to {self.documents - 1}")
+            raise IndexError(f"document must be in 0 to {self.documents - 1}, got {index}")
         number = int(np.searchsorted(self.first_document, index, side="right")) - 1
         listing, tokens = self._documents(number), self._shard(number)
-        here = index - int(self.first_document[number])
-        start = int(listing[here, 0])
-        stop = int(listing[here + 1, 0]) if here + 1 < len(listing) else len(tokens)
-        return np.array(tokens[start:stop]), int(listing[here, 1])
+        in_shard = index - int(self.first_document[number])
+        start = int(listing[in_shard, 0])
+        stop = int(listing[in_shard + 1, 0]) if in_shard + 1 < len(listing) else len(tokens)
+        return np.array(tokens[start:stop]), int(listing[in_shard, 1])
 
     def starts(self, start: int, stop: int) -> np.ndarray:
         """Where documents begin within the tokens from `start` to `stop`: int64, in order."""
-        found = [np.empty(0, np.int64)]
+        positions = [np.empty(0, np.int64)]
         for number, begin in enumerate(self.first_token[:-1].tolist()):
             if begin < stop and start < self.first_token[number + 1]:
                 column = self._documents(number)[:, 0]
                 low, high = np.searchsorted(column, [start - begin, stop - begin])
-                found.append(column[low:high] + begin)
-        return np.concatenate(found)
+                positions.append(column[low:high] + begin)
+        return np.concatenate(positions)
 
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         """The number of tokens of each document, and of its prompt: int64 `[documents]` each."""
@@ -188,28 +189,23 @@ class PreparedTokens:
     """A prepared folder.
 
     Attributes:
-        manifest: what `tokens.json` says.
-        train, validation: its parts; validation has no tokens where none were set aside.
+        manifest: the content of `tokens.json`.
+        train, validation: its splits; validation can be empty.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder, self.manifest = folder, manifest
-        self.train, self.validation = (TokenPart(folder, part, manifest[part], manifest["dtype"]) for part in PARTS)
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """The folder that `transformers.AutoTokenizer.from_pretrained` takes."""
-        return self.folder
+        self.train, self.validation = (TokenSplit(folder, name, manifest[name], manifest["dtype"]) for name in SPLITS)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that made these tokens."""
+        """Load the tokenizer that made these tokens."""
         from .tokenizer import load_tokenizer
 
         return load_tokenizer(str(self.folder))
 
 
 def open_tokens(folder: str | Path, check: bool = True) -> PreparedTokens:
-    """A prepared folder, after a check of its files: their sizes, and with `check` their checksums."""
+    """Open a prepared folder and verify the sizes of its files, and with `check` their checksums."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
     check_files(folder, manifest, check)
@@ -217,14 +213,14 @@ def open_tokens(folder: str | Path, check: bool = True) -> PreparedTokens:
 
 
 def check_files(folder: Path, manifest: dict[str, Any], check: bool) -> None:
-    """That the files of a manifest are there and have the recorded sizes, and with `check` the checksums.
+    """Verify that the files of a manifest exist with the recorded sizes, and with `check` the recorded checksums.
 
-    Those of the tokenizer are small; their checksums are always compared.
+    Tokenizer files are small; their checksums are always verified.
     """
     for name, expected in manifest["tokenizer"]["files"].items():
         _check_file(folder / name, expected)
     size = DTYPES[manifest["dtype"]].itemsize
-    for shard in [shard for part in PARTS for shard in manifest[part]["shards"]]:
+    for shard in [shard for split in SPLITS for shard in manifest[split]["shards"]]:
         path = folder / shard["file"]
         _check_file(path, shard["sha256"] if check else None, shard["tokens"] * size)
         _check_file(documents_path(path), shard["documents_sha256"] if check else None)
@@ -232,37 +228,45 @@ def check_files(folder: Path, manifest: dict[str, Any], check: bool) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+    path, wanted = folder / MANIFEST, "source must be a folder with prepared tokens"
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; it may be one with prepared tokens")
+        raise ValueError(f"{wanted}, got {str(folder)!r}, which is not a folder")
     if not path.is_file():
-        if (folder / PROGRESS).is_file():
-            raise ValueError(f"{folder} has no {MANIFEST}: its preparation did not finish; resume takes it up")
-        raise ValueError(f"{folder} has no {MANIFEST}; it may be a folder with prepared tokens")
+        unfinished = (folder / PROGRESS).is_file()
+        reason = "whose preparation is unfinished; use --resume to continue it" if unfinished else f"without {MANIFEST}"
+        raise ValueError(f"{wanted}, got {str(folder)!r}, {reason}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise ValueError(f"{path} has format {manifest['format']!r}, and this version reads {FORMAT}; {AGAIN}")
-        shards = [shard for part in PARTS for shard in manifest[part]["shards"]]
-        keys = {"file", "tokens", "documents", "sha256", "documents_sha256"}
-        whole = all(keys <= set(shard) for shard in shards) and manifest["dtype"] in DTYPES
-        whole = whole and {"files"} <= set(manifest["tokenizer"]) and {"kind", "vocab_size", "eos_id"} <= set(manifest)
+            raise ValueError(f"format must be {FORMAT} in {path}, got {manifest['format']!r}; {PREPARE_AGAIN}")
+        complete = _is_complete(manifest)
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError):
-        whole = False
-    if not whole:
-        raise ValueError(f"{path} is damaged; {AGAIN}")
+        complete = False
+    if not complete:
+        raise ValueError(f"{path} is damaged; {PREPARE_AGAIN}")
     return manifest
 
 
+def _is_complete(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest has all keys that are read later."""
+    shards = [shard for split in SPLITS for shard in manifest[split]["shards"]]
+    return (
+        all(set(shard) >= SHARD_KEYS for shard in shards)
+        and manifest["dtype"] in DTYPES
+        and {"files"} <= set(manifest["tokenizer"])
+        and {"kind", "vocab_size", "eos_id"} <= set(manifest)
+    )
+
+
 def _check_file(path: Path, expected: str | None, size: int | None = None) -> None:
-    """That a file is there, has `size` bytes and the checksum `expected`, as far as these are given."""
+    """Verify that a file exists, and its size and checksum where they are given."""
     if not path.is_file():
-        raise ValueError(f"{path} is missing; copy the folder again, or {AGAIN}")
-    found = path.stat().st_size
-    if size is not None and found != size:
-        raise ValueError(f"{path} has {found} bytes and should have {size}; copy the folder again, or {AGAIN}")
+        raise ValueError(f"{path} is missing; {COPY_AGAIN}")
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        raise ValueError(f"{path} must have {size} bytes, got {actual}; {COPY_AGAIN}")
     if expected is not None and checksum(path) != expected:
-        raise ValueError(f"{path} is damaged: its checksum is not the recorded one; copy the folder again, or {AGAIN}")
+        raise ValueError(f"{path} is damaged: its checksum differs from the recorded one; {COPY_AGAIN}")
 
 
 def _check_listing(path: Path, shard: dict[str, Any]) -> None:
@@ -271,45 +275,46 @@ def _check_listing(path: Path, shard: dict[str, Any]) -> None:
     except (ValueError, EOFError):
         listing = np.empty(0)
     if listing.shape != (shard["documents"], 2) or listing.dtype != np.int64:
-        raise ValueError(f"{path} is damaged; copy the folder again, or {AGAIN}")
+        raise ValueError(f"{path} is damaged; {COPY_AGAIN}")
 
 
-# blocks
+# ---- blocks
 
 
 class Blocks(Dataset):
-    """Packed blocks of `length` + 1 tokens, one after the other; the last token of one is the first of the next.
+    """Packed blocks of `length` + 1 consecutive tokens; the last token of a block is the first of the next.
 
     An item has `input_ids` and `labels`, int64 `[length]`; `labels[t]` is the token after `input_ids[t]`. With
-    `keep_apart` it has `document_ids` too, int64 `[length]`, which count the documents of a block from 0, and a label
-    is -100 where it would be the first token of another document. Tokens after the last whole block are not used.
+    `keep_apart` it also has `document_ids`, int64 `[length]`, which number the documents of the block from 0, and a
+    label is -100 where it would be the first token of another document. Tokens after the last full block are not used.
     """
 
-    def __init__(self, part: TokenPart, length: int, keep_apart: bool = False) -> None:
-        if not is_int(length, 1):
-            raise ValueError(f"length is {length!r}; it may be an integer >= 1")
-        if not part.tokens:
-            raise ValueError(f"{part.name} has 0 tokens; prepare the data with a validation above 0")
-        if part.tokens < length + 1:
+    def __init__(self, split: TokenSplit, length: int, keep_apart: bool = False) -> None:
+        check_int("length", length, 1)
+        if not split.tokens:
             raise ValueError(
-                f"length is {length}, for which a block has {length + 1} tokens, and {part.name} has {part.tokens}; "
-                f"length may be {part.tokens - 1} at most, or there may be more data"
+                f"split must have tokens, got {split.name}, which has 0; prepare the data with validation > 0"
             )
-        self.part, self.length, self.keep_apart = part, length, keep_apart
+        if split.tokens < length + 1:
+            raise ValueError(
+                f"length must be <= {split.tokens - 1} for {split.name}, which has {split.tokens} tokens, got "
+                f"{length}; use a smaller length or more data"
+            )
+        self.split, self.length, self.keep_apart = split, length, keep_apart
 
     def __len__(self) -> int:
-        return (self.part.tokens - 1) // self.length
+        return (self.split.tokens - 1) // self.length
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"block is {index}; it may be 0 to {len(self) - 1}")
+            raise IndexError(f"block must be in 0 to {len(self) - 1}, got {index}")
         start = index % len(self) * self.length
         stop = start + self.length + 1
-        tokens = torch.from_numpy(self.part.read(start, stop).astype(np.int64))
+        tokens = torch.from_numpy(self.split.read(start, stop).astype(np.int64))
         inputs, labels = tokens[:-1].clone(), tokens[1:].clone()
         if not self.keep_apart:
             return {"input_ids": inputs, "labels": labels}
         begins = torch.zeros(self.length + 1, dtype=torch.int64)
-        begins[torch.from_numpy(self.part.starts(start + 1, stop) - start)] = 1
+        begins[torch.from_numpy(self.split.starts(start + 1, stop) - start)] = 1
         labels[begins[1:] == 1] = IGNORED
         return {"input_ids": inputs, "labels": labels, "document_ids": begins[:-1].cumsum(0)}

@@ -1,4 +1,4 @@
-"""Language modelling as a task: tokens in, the next token out; perplexity. Pre-training and instruction tuning."""
+"""Language modeling as a task: predict the next token, scored by perplexity. Pre-training and instruction tuning."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from muonssm.checks import is_int
+from muonssm.checks import check_bool, check_choice, check_int
+from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.library_output import hide_progress_bars
 from muonssm.lab.core.scorer import LossScorer
 from muonssm.lab.core.task import DataSplits, Metric, Task
@@ -22,17 +23,13 @@ from muonssm.ops import Muon
 
 from .generate import generate_text
 from .instructions import Examples, pad_examples
-from .prepare import embedded
-from .pretrained import MAY_BE, load_pretrained
-from .shards import Blocks, PreparedTokens, TokenPart, open_tokens
-from .tokenizer import load_tokenizer
+from .prepare import prepare_stdlib
+from .pretrained import MODEL_FOLDERS, load_pretrained
+from .shards import SPLITS, Blocks, PreparedTokens, TokenSplit, open_tokens
+from .tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 
-if TYPE_CHECKING:
-    from muonssm.lab.core.experiment import Experiment
-
-AGAIN = "prepare the data with the tokenizer of that model"
-SAMPLES = ("import ", "def ", "class ")  # what samples begin with, where the text is Python's
-OF_PRESETS = ("hidden_size", "intermediate_size", "num_hidden_layers", "mixer")
+SAMPLE_PROMPTS = ("import ", "def ", "class ")  # for models of Python's standard library
+PRESET_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "mixer")  # a preset fixes these
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,11 @@ class LanguageConfig:
     """The tokens to train on.
 
     Attributes:
-        source: a folder that `muonssm prepare` made, or `"stdlib"`: Python's own library, prepared when first used.
-        length: tokens a sequence; examples of instructions are cut to it.
-        keep_apart: whether documents in a block see nothing of each other.
-        vocab_size: of the tokenizer that is trained for `"stdlib"`.
-        validation_items: at most so many sequences are validated on, spread evenly; 0 takes all.
+        source: a folder made by `muonssm prepare`, or `"stdlib"`: Python's standard library, prepared on first use.
+        length: tokens per sequence; instruction examples are cut to it.
+        keep_apart: whether the documents in a block are kept from seeing each other.
+        vocab_size: size of the tokenizer that is trained for `"stdlib"`.
+        validation_items: validate on at most this many sequences, evenly spaced; 0 for all.
     """
 
     source: str = "stdlib"
@@ -54,30 +51,31 @@ class LanguageConfig:
     validation_items: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str) or not self.source:
-            raise ValueError(f"source is {self.source!r}; it may be 'stdlib' or a folder of `muonssm prepare`")
-        for name, least in (("length", 2), ("vocab_size", 257), ("validation_items", 0)):
-            value = getattr(self, name)
-            if not is_int(value, least):
-                raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
-        if self.keep_apart not in (True, False):
-            raise ValueError(f"keep_apart is {self.keep_apart!r}; it may be True or False")
+        wanted = f"source must be 'stdlib' or a folder made by `muonssm prepare`, got {self.source!r}"
+        if not isinstance(self.source, str):
+            raise TypeError(wanted)
+        if not self.source:
+            raise ValueError(wanted)
+        check_int("length", self.length, 2)
+        check_int("vocab_size", self.vocab_size, MIN_VOCAB_SIZE)
+        check_int("validation_items", self.validation_items, 0)
+        check_bool("keep_apart", self.keep_apart)
 
     def open(self) -> PreparedTokens:
-        """The prepared tokens, checked."""
-        return open_tokens(embedded(self.vocab_size) if self.source == "stdlib" else self.source)
+        """Open the prepared tokens, with verified checksums."""
+        return open_tokens(prepare_stdlib(self.vocab_size) if self.source == "stdlib" else self.source)
 
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
-    """The network; a preset's sizes, or one's own.
+    """The network: a preset, or explicit sizes.
 
     Attributes:
         backbone: a name in `muonssm.layers.BACKBONES`.
-        preset: `"170m"`, or None for the sizes that follow.
+        preset: `"170m"`, or None for the sizes below.
         hidden_size, intermediate_size, num_hidden_layers, mixer, ssm_every, dropout: as in `MuonSSMConfig`.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
-        start: a run or a saved model whose weights and sizes are taken in place of new ones, to tune it.
+        start: a run or saved model to fine-tune; its weights and sizes replace those of this section.
     """
 
     backbone: str = "gated_deltanet"
@@ -92,37 +90,40 @@ class LanguageModelConfig:
     start: str | None = None
 
     def __post_init__(self) -> None:
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"preset is {self.preset!r}; it may be None or one of {tuple(PRESETS)}")
+        check_choice("preset", self.preset, (None, *PRESETS))
         if self.preset is not None:
             self._check_preset()
         check_mixer(self.build(Muon(), vocab_size=300))
 
     def _check_preset(self) -> None:
-        """What a preset has of its own may not be set beside it."""
+        """Raise if a field is set that the preset fixes."""
         for each in fields(self):
-            usual = {} if each.name == "mixer" else each.default
-            if each.name in OF_PRESETS and getattr(self, each.name) != usual:
-                raise ValueError(f"{each.name} is {getattr(self, each.name)!r}; with a preset it may be left out")
+            default = {} if each.name == "mixer" else each.default
+            if each.name in PRESET_FIELDS and getattr(self, each.name) != default:
+                raise ValueError(f"{each.name} must be left out with a preset, got {getattr(self, each.name)!r}")
         if self.ssm_every not in (1, 2):
-            raise ValueError(f"ssm_every is {self.ssm_every!r}; with a preset it may be 1 or 2")
+            raise ValueError(f"ssm_every must be 1 or 2 with a preset, got {self.ssm_every!r}")
 
-    def build(self, muon: Muon, **metadata: Any) -> MuonSSMConfig:
-        """The same for transformers, with what is known of the data."""
+    def build(self, muon: Muon, **settings: Any) -> MuonSSMConfig:
+        """The configuration for transformers; `settings` are those that depend on the data."""
         if self.preset is not None:
-            base = preset(self.preset, self.backbone, muon, hybrid=self.ssm_every == 2)
-            given = {"vocab_size": base.vocab_size, **metadata, "momentum": self.momentum, "dropout": self.dropout}
-            kept: dict[str, Any] = {**base.to_diff_dict(), **given, "muon": base.muon, "layer_types": None}
-            return MuonSSMConfig(**{name: value for name, value in kept.items() if name != "transformers_version"})
+            return self._build_preset(self.preset, muon, settings)
         names = ("backbone", "hidden_size", "intermediate_size", "num_hidden_layers", "mixer", "ssm_every")
         own: dict[str, Any] = {name: getattr(self, name) for name in (*names, "momentum", "dropout")}
-        heads = _heads(self.hidden_size) if isinstance(self.hidden_size, int) else 1  # the rest is said there
-        return MuonSSMConfig(**own, muon=muon, num_attention_heads=heads, **metadata)
+        # MuonSSMConfig reports a hidden_size of another type.
+        heads = _attention_heads(self.hidden_size) if isinstance(self.hidden_size, int) else 1
+        return MuonSSMConfig(**own, muon=muon, num_attention_heads=heads, **settings)
+
+    def _build_preset(self, name: str, muon: Muon, settings: dict[str, Any]) -> MuonSSMConfig:
+        base = preset(name, self.backbone, muon, hybrid=self.ssm_every == 2)
+        own = {"vocab_size": base.vocab_size, **settings, "momentum": self.momentum, "dropout": self.dropout}
+        merged: dict[str, Any] = {**base.to_diff_dict(), **own, "muon": base.muon, "layer_types": None}
+        return MuonSSMConfig(**{key: value for key, value in merged.items() if key != "transformers_version"})
 
 
 @dataclass(frozen=True)
 class LanguageTask(Task):
-    """The sections of a language recipe."""
+    """A language recipe: its data, model and memory rule."""
 
     sections: ClassVar[dict[str, Any]] = {"data": LanguageConfig, "model": LanguageModelConfig, "muon": Muon}
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -150,10 +151,10 @@ class LanguageTask(Task):
 
     def load_data(self) -> DataSplits:
         data = self.data.open()
-        train, validation = (self._items(data, part) for part in (data.train, data.validation))
-        keep = self.data.validation_items
-        if keep and len(validation) > keep:
-            validation = Subset(validation, [i * len(validation) // keep for i in range(keep)])
+        train, validation = (self._items(data, split) for split in (data.train, data.validation))
+        count = self.data.validation_items
+        if count and len(validation) > count:
+            validation = Subset(validation, [i * len(validation) // count for i in range(count)])
         manifest = data.manifest
         metadata = {
             "folder": str(data.folder.resolve()),
@@ -166,50 +167,54 @@ class LanguageTask(Task):
         }
         return DataSplits(train, validation, None, metadata)
 
-    def _items(self, data: PreparedTokens, part: TokenPart) -> Any:
+    def _items(self, data: PreparedTokens, split: TokenSplit) -> Any:
         if data.manifest["kind"] == "instructions":
-            return Examples(part, self.data.length)
-        return Blocks(part, self.data.length, self.data.keep_apart)
+            return Examples(split, self.data.length)
+        return Blocks(split, self.data.length, self.data.keep_apart)
 
     def build_model(self, metadata: dict[str, Any]) -> MuonSSMForCausalLM:
+        if self.model.start is not None:
+            config = self._start_config(self.model.start, metadata)
+            with hide_progress_bars():
+                return MuonSSMForCausalLM.from_pretrained(self.model.start, config=config)
         eos = metadata["eos_token_id"]
-        told: dict[str, Any] = {"bos_token_id": eos, "eos_token_id": eos, "max_position_embeddings": self.data.length}
-        if self.model.start is None:
-            told |= {"vocab_size": metadata["vocab_size"], "architectures": [MuonSSMForCausalLM.__name__]}
-            return MuonSSMForCausalLM(self.model.build(self.muon, **told))
-        config = self._started(self.model.start, metadata)
-        with hide_progress_bars():
-            return MuonSSMForCausalLM.from_pretrained(self.model.start, config=config)
+        config = self.model.build(
+            self.muon,
+            bos_token_id=eos,
+            eos_token_id=eos,
+            max_position_embeddings=self.data.length,
+            vocab_size=metadata["vocab_size"],
+            architectures=[MuonSSMForCausalLM.__name__],
+        )
+        return MuonSSMForCausalLM(config)
 
-    def _started(self, start: str, metadata: dict[str, Any]) -> MuonSSMConfig:
-        """The configuration of the start, with this recipe's memory update and length; raises if it does not fit."""
-        named = f"model.start is {start!r}"
+    def _start_config(self, start: str, metadata: dict[str, Any]) -> MuonSSMConfig:
+        """The configuration of `model.start` with this recipe's memory rule and length; raise if it does not fit."""
         if not (Path(start) / "config.json").is_file():
-            raise ValueError(f"{named}, which has no config.json; it may be {MAY_BE}")
+            raise ValueError(f"model.start must be {MODEL_FOLDERS}, got {start!r}, which has no config.json")
         config = MuonSSMConfig.from_pretrained(start)
-        have, need = config.vocab_size, metadata["vocab_size"]
-        if have < need:
-            raise ValueError(f"{named} with {have} tokens, and the data has {need}; {AGAIN}")
-        if (Path(start) / "tokenizer_config.json").is_file():
-            one, two = (load_tokenizer(folder).get_vocab() for folder in (start, metadata["folder"]))
-            if one != two:
-                raise ValueError(f"{named}, whose tokenizer is not that of the data; {AGAIN}")
+        _check_same_tokenizer(start, config, metadata)
         if config.momentum not in ("fixed", self.model.momentum):
-            lost = f"with model.momentum {config.momentum!r}, whose weights would be lost"
-            raise ValueError(f"{named} {lost}; model.momentum is {self.model.momentum!r}, and may be the same")
-        if (before := config.build_muon()) != self.muon:
-            warnings.warn(f"{named}, trained with {before}; here it goes on with {self.muon}", stacklevel=2)
+            raise ValueError(
+                f"model.momentum must be {config.momentum!r}, as in model.start {start!r}, whose learned momentum "
+                f"would be lost, got {self.model.momentum!r}"
+            )
+        if (start_muon := config.build_muon()) != self.muon:
+            warnings.warn(
+                f"model.start {start!r} was trained with {start_muon}; training continues with {self.muon}",
+                stacklevel=3,
+            )
         config.muon, config.momentum = asdict(self.muon), self.model.momentum
         config.max_position_embeddings = max(config.max_position_embeddings, self.data.length)
         return config
 
     def rebuild_model(self, metadata: dict[str, Any], run: Path) -> MuonSSMForCausalLM:
-        """From the run's own config.json: the start of a tuned one may be gone."""
+        """Build from the run's own config.json: the `model.start` of a tuned run can be gone."""
         return MuonSSMForCausalLM(MuonSSMConfig.from_pretrained(run))
 
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
         if "document_ids" in items[0]:
-            return _flat(items)
+            return _pack(items)
         if len({len(item["input_ids"]) for item in items}) > 1:
             batch = pad_examples(items, 0)
         else:
@@ -220,37 +225,49 @@ class LanguageTask(Task):
         return LossScorer(lambda loss: {"perplexity": math.exp(min(loss, 700.0)), "loss": loss})
 
     def sample_outputs(self, run: Path) -> Iterator[str]:
-        """Samples, the same for the same weights."""
+        """Generated samples, the same for the same weights."""
         model, tokenizer = load_pretrained(run)
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            yield "there are no samples: the weights are not numbers"
+            yield "no samples: some weights are not finite"
             return
-        for prompt in SAMPLES if self.data.source == "stdlib" else ("",):
+        for prompt in SAMPLE_PROMPTS if self.data.source == "stdlib" else ("",):
             yield f"--- sample ---\n{prompt}{generate_text(model, tokenizer, prompt, max_new_tokens=80, seed=0)}"
 
     def files_to_copy(self, metadata: dict[str, Any]) -> list[Path]:
         return [Path(metadata["folder"]) / name for name in metadata["tokenizer_files"]]
 
     def report_sections(self, experiment: Experiment) -> list[Any]:
-        """Return the zero-shot scores and the needle tests."""
-        from .report_sections import sections
+        from .report import sections
 
-        return sections(experiment)
+        return list(sections(experiment))
 
     def missing_evaluations(self, experiment: Experiment) -> list[str]:
-        """Return the commands of evaluations that were not run."""
-        from .report_sections import missing
+        from .report import missing_evaluations
 
-        return missing(experiment)
+        return missing_evaluations(experiment)
 
 
-def _heads(hidden_size: int) -> int:
-    """Heads of attention: of 64 channels or more, an even number each."""
+def _attention_heads(hidden_size: int) -> int:
+    """The most heads of at least 64 channels that divide `hidden_size` into an even number of channels each."""
     return next((h for h in range(hidden_size // 64, 1, -1) if hidden_size % (2 * h) == 0), 1)
 
 
-def _flat(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Blocks as one row of documents with their bounds, and positions that begin anew in each."""
+def _check_same_tokenizer(start: str, config: MuonSSMConfig, metadata: dict[str, Any]) -> None:
+    """Raise unless the data was prepared with the tokenizer of `model.start`."""
+    advice = f"prepare the data with --tokenizer {start}"
+    if config.vocab_size < metadata["vocab_size"]:
+        raise ValueError(
+            f"model.start must have the vocabulary of the data ({metadata['vocab_size']} tokens), got {start!r} with "
+            f"{config.vocab_size}; {advice}"
+        )
+    if (Path(start) / "tokenizer_config.json").is_file():
+        of_start, of_data = (load_tokenizer(folder).get_vocab() for folder in (start, metadata["folder"]))
+        if of_start != of_data:
+            raise ValueError(f"model.start must have the tokenizer of the data, got {start!r} with another; {advice}")
+
+
+def _pack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Join blocks into one row of documents, with their bounds, and positions that start at 0 in each document."""
     begins = [torch.nn.functional.pad(item["document_ids"].diff() != 0, (1, 0), value=True) for item in items]
     starts = torch.cat(begins).nonzero().flatten()
     inputs, labels = (torch.cat([item[name] for item in items])[None] for name in ("input_ids", "labels"))
@@ -262,14 +279,15 @@ def _flat(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _tokens_per_item(manifest: dict[str, Any], length: int) -> float:
-    """A block is full; an instruction with its response is as long as it is."""
+    """Tokens per sequence: blocks are full, instruction examples are as long as they are on average."""
     if manifest["kind"] != "instructions":
         return length
     return min(length, manifest["train"]["tokens"] / max(1, manifest["train"]["documents"]))
 
 
 def _summary(manifest: dict[str, Any], train: int, validation: int, length: int) -> str:
-    parts = [f"{manifest[part]['documents']:,} documents, {manifest[part]['tokens']:,} tokens ({part})"
-             for part in ("train", "validation")]  # fmt: skip
-    items = f"{train:,} sequences of {length} to train on, {validation:,} to validate on"
-    return "\n".join([f"source {manifest['source']['name']}, {manifest['vocab_size']:,} tokens", *parts, items])
+    lines = [f"source {manifest['source']['name']}, vocabulary of {manifest['vocab_size']:,} tokens"]
+    for split in SPLITS:
+        lines.append(f"{split}: {manifest[split]['documents']:,} documents, {manifest[split]['tokens']:,} tokens")
+    lines.append(f"sequences of {length}: {train:,} for training, {validation:,} for validation")
+    return "\n".join(lines)

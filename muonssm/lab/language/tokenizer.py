@@ -1,4 +1,4 @@
-"""Tokenizers: one that is given, or a byte-level BPE trained on the source; and texts to tokens.
+"""Tokenizers: load one, or train a byte-level BPE; tokenize documents.
 
 tokenizer = load_tokenizer("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T")
 tokenizer = train_bpe(texts, vocab_size=4096)
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .corpora import Document, Lost
+from muonssm.checks import check_int
+
+from .corpora import Document, Unusable
 from .shards import checksum
 
 if TYPE_CHECKING:
@@ -21,51 +23,50 @@ if TYPE_CHECKING:
 
 EOS = "<|endoftext|>"
 KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<eos>", "[EOS]")
-LEAST = 257  # tokens of a byte-level vocabulary: 256 bytes and EOS
-MAY_BE = "None, a tokenizer.json, a folder with one, or a name on the hub"
+MIN_VOCAB_SIZE = 257  # 256 bytes and EOS
+TOKENIZERS = "None, a tokenizer.json, a folder with one, or a name on the hub"
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, of a tokenizer.json, or of the hub; it has an EOS token."""
+    """Load a tokenizer with an EOS token from a folder, a tokenizer.json or the hub."""
     from transformers import AutoTokenizer
 
     path = Path(name)
     if not path.exists() and (path.is_absolute() or name.startswith((".", "~")) or path.suffix == ".json"):
-        raise ValueError(f"tokenizer is {name!r}, which is not there; it may be {MAY_BE}")
+        raise ValueError(f"tokenizer must be {TOKENIZERS}, got {name!r}, which does not exist")
     try:
         if path.is_file() and not (path.parent / "tokenizer_config.json").is_file():
-            tokenizer = _from_file(path)
-        else:  # beside a tokenizer.json, that file has the names of its special tokens
+            tokenizer = _load_file(path)
+        else:  # tokenizer_config.json names the special tokens of the tokenizer.json beside it
             tokenizer = AutoTokenizer.from_pretrained(str(path.parent) if path.is_file() else name)
     except Exception as error:  # the libraries raise Exception itself for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"tokenizer is {name!r}, which cannot be loaded: {reason}; it may be {MAY_BE}") from error
+        raise ValueError(f"tokenizer must be {TOKENIZERS}, got {name!r}, which cannot be loaded: {reason}") from error
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"tokenizer is {name!r}, which has no EOS token; it may be one that has, or None")
+        raise ValueError(f"tokenizer must have an EOS token, got {name!r}, which has none")
     return tokenizer
 
 
-def _from_file(path: Path) -> PreTrainedTokenizerBase:
-    """A tokenizer.json does not say which token is EOS: it is the one of a usual name, if there is only one."""
+def _load_file(path: Path) -> PreTrainedTokenizerBase:
+    """Load a lone tokenizer.json. It does not name its EOS; take the token with a usual name, if there is one."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
-    usual = [token for token in KNOWN_EOS if token in tokenizer.get_added_vocab()]
-    if len(usual) == 1:
-        tokenizer.eos_token = usual[0]
+    candidates = [token for token in KNOWN_EOS if token in tokenizer.get_added_vocab()]
+    if len(candidates) == 1:
+        tokenizer.eos_token = candidates[0]
     return tokenizer
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE with `<|endoftext|>` as EOS, BOS and padding; the same texts give the same one.
+    """Train a byte-level BPE with `<|endoftext|>` as EOS, BOS and padding; the same texts give the same tokenizer.
 
-    It has fewer tokens than `vocab_size` where the texts have too few pairs that occur twice.
+    It has fewer than `vocab_size` tokens if the texts have too few pairs that occur twice.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    if vocab_size < LEAST:
-        raise ValueError(f"vocab_size is {vocab_size!r}; it may be an integer >= {LEAST}")
+    check_int("vocab_size", vocab_size, MIN_VOCAB_SIZE)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -80,28 +81,27 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, bos_token=EOS, pad_token=EOS)
 
 
-def spread(texts: Iterable[tuple[float, str]], characters: int) -> list[str]:
-    """Texts from all over a source, of at most so many characters together, in order.
+def sample_texts(texts: Iterable[tuple[float, str]], max_characters: int) -> list[str]:
+    """Sample texts evenly from a stream of unknown length, in order, at most `max_characters` in total.
 
-    Each comes with a number in [0, 1) that is its alone. Those below a bar are kept; whenever they are too many, the
-    bar is halved. So the choice needs one pass, and no knowledge of how much is to come. A single text that is too long
-    is cut.
+    Each text comes with its own random number in [0, 1). Texts below a threshold are kept; the threshold is halved
+    whenever they have too many characters. A single text that is too long is cut.
     """
     kept: list[tuple[float, str]] = []
-    bar, total = 1.0, 0
+    threshold, total = 1.0, 0
     for number, text in texts:
-        if number < bar:
-            kept.append((number, text[:characters]))
-            total += min(len(text), characters)
-        while total > characters:
-            bar /= 2
-            kept = [pair for pair in kept if pair[0] < bar] or [min(kept)]
+        if number < threshold:
+            kept.append((number, text[:max_characters]))
+            total += min(len(text), max_characters)
+        while total > max_characters:
+            threshold /= 2
+            kept = [pair for pair in kept if pair[0] < threshold] or [min(kept)]
             total = sum(len(text) for _, text in kept)
     return [text for _, text in kept]
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, str]:
-    """Writes what `AutoTokenizer.from_pretrained(folder)` needs; the files' names, with their checksums."""
+    """Write the files for `AutoTokenizer.from_pretrained(folder)`; return their names with their checksums."""
     names = sorted({Path(file).name for file in tokenizer.save_pretrained(str(folder)) if Path(file).is_file()})
     for name in names:
         with open(folder / name, "rb") as file:
@@ -109,26 +109,26 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str
     return {name: checksum(folder / name) for name in names}
 
 
-def vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many ids there are, with those of added tokens and any gaps."""
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of ids, with added tokens and gaps."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each text, int64, without special tokens: not even those whose names stand in the text."""
+    """The ids of each text, int64, without special tokens; names of special tokens in a text are text."""
     if not tokenizer.is_fast:
         calls = (tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False) for text in texts)
         return [np.array(call["input_ids"], dtype=np.int64) for call in calls]
-    backend = tokenizer.backend_tokenizer  # itself, as its results are half as costly as the wrapper's
+    backend = tokenizer.backend_tokenizer  # takes half the time of the wrapper
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True
-    found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, dtype=np.int64) for encoding in found]
+    encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
 
-class Encoded(NamedTuple):
-    """A document as tokens: int64, with EOS at the end unless the end was left out."""
+class EncodedDocument(NamedTuple):
+    """The tokens of a document, int64, with EOS at the end unless it was truncated."""
 
     tokens: np.ndarray
     prompt_length: int = 0
@@ -137,24 +137,30 @@ class Encoded(NamedTuple):
 
 def encode_documents(
     tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document], max_length: int
-) -> list[Encoded | Lost]:
-    """Each document as tokens, all at once; an instruction has at most `max_length`, its response and EOS with it.
+) -> list[EncodedDocument | Unusable]:
+    """Tokenize documents as one batch; instructions are truncated to `max_length` tokens, response and EOS included.
 
-    Prompt and response are tokenised apart: the prompt has the same tokens here as where a response is asked for.
+    Prompt and response are tokenized separately, so that the prompt has the same tokens as at generation time.
     """
-    eos = [tokenizer.eos_token_id]
     texts = encode(tokenizer, [document.text for document in documents])
     prompts = iter(encode(tokenizer, [d.prompt for d in documents if d.prompt is not None]))
-    found: list[Encoded | Lost] = []
-    for document, text in zip(documents, texts, strict=True):
-        if document.prompt is None:
-            lost = Lost(document.name, "has no tokens")
-            found.append(Encoded(np.concatenate([text, eos])) if len(text) else lost)
-            continue
-        prompt = next(prompts)
-        tokens = np.concatenate([prompt, text, eos])
-        if len(prompt) >= max_length:
-            found.append(Lost(document.name, f"has a prompt of {max_length} tokens or more"))
-        else:
-            found.append(Encoded(tokens[:max_length], len(prompt), len(tokens) > max_length))
-    return found
+    eos = tokenizer.eos_token_id
+    return [
+        _with_eos(document.name, text, eos)
+        if document.prompt is None
+        else _with_prompt(document.name, next(prompts), text, eos, max_length)
+        for document, text in zip(documents, texts, strict=True)
+    ]
+
+
+def _with_eos(name: str, text: np.ndarray, eos: int) -> EncodedDocument | Unusable:
+    return EncodedDocument(np.concatenate([text, [eos]])) if len(text) else Unusable(name, "no tokens")
+
+
+def _with_prompt(
+    name: str, prompt: np.ndarray, text: np.ndarray, eos: int, max_length: int
+) -> EncodedDocument | Unusable:
+    if len(prompt) >= max_length:
+        return Unusable(name, f"prompt of {max_length} tokens or more")
+    tokens = np.concatenate([prompt, text, [eos]])
+    return EncodedDocument(tokens[:max_length], len(prompt), len(tokens) > max_length)

@@ -1,13 +1,17 @@
-"""The paper's table of zero-shot scores: its columns, and a result of `harness.run_harness` as its rows."""
+"""The paper's table of zero-shot scores: its columns, the paper's rows, and the row of an lm-eval result."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-Result = dict[str, Any]
+from muonssm.lab.core.paper import read_table, scores_by_variant
+
+Result = dict[str, Any]  # of `lm_eval.run_harness`
+Rows = Mapping[str, Mapping[str, float]]  # scores by the row's name and the column's key
 
 
 class Column(NamedTuple):
@@ -19,12 +23,12 @@ class Column(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What the column is called in messages and among published figures."""
+        """The column's name in messages and in paper.toml."""
         return f"{self.task} {self.metric}"
 
     @property
     def is_accuracy(self) -> bool:
-        """In percent, and part of the average; the others are perplexities."""
+        """Whether it is an accuracy, in percent and part of the average; the others are perplexities."""
         return self.metric.startswith("acc")
 
 
@@ -41,72 +45,79 @@ PAPER_TASKS = (
     Column("boolq", "acc", "BoolQ"),
 )
 AVERAGE = "average"
-SHORT = {"word_perplexity": "ppl", "perplexity": "ppl", "acc_norm": "acc_n"}
+SHORT_NAMES = {"word_perplexity": "ppl", "perplexity": "ppl", "acc_norm": "acc_n"}
 
 
-def rows(
-    result: Result, published: Mapping[str, Mapping[str, float]] | None = None, name: str = "this model"
-) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Rows of the paper's table by name, empty if none of its columns was scored; and all other figures.
+def paper_zero_shot(backbone: str) -> dict[str, dict[str, float]]:
+    """The paper's scores of a 170M model, by variant (`"plain"`, `"muon"`) and column; empty where it has none."""
+    rows = read_table(Path(__file__).with_name("paper.toml"))["zero_shot"]
+    return scores_by_variant(rows, backbone=backbone)
 
-    A row has figures by column, in percent but for perplexities: ours, their standard errors, those of `published`.
-    """
+
+def split_scores(result: Result) -> tuple[dict[str, float], dict[str, float]]:
+    """The scores of a result that are in the paper's table, in its units and with the average, and all others."""
     tasks = result["tasks"]
-    figures = {f"{task} {metric}": value for task in tasks for metric, value in tasks[task]["metrics"].items()}
-    figures = {key: math.nan if value is None else value for key, value in figures.items()}  # JSON has no nan
-    ours = {c.key: figures.pop(c.key) * (100 if c.is_accuracy else 1) for c in PAPER_TASKS if c.key in figures}
-    if not ours:
-        return {}, figures
+    others = {f"{task} {metric}": value for task in tasks for metric, value in tasks[task]["metrics"].items()}
+    others = {key: math.nan if value is None else value for key, value in others.items()}  # JSON has no nan
+    scores = {c.key: others.pop(c.key) * (100 if c.is_accuracy else 1) for c in PAPER_TASKS if c.key in others}
     accuracies = [column.key for column in PAPER_TASKS if column.is_accuracy]
-    if set(accuracies) <= set(ours):
-        ours[AVERAGE] = statistics.fmean(ours[key] for key in accuracies)
-    counted = {c.key: tasks[c.task]["samples"] - 1 for c in PAPER_TASKS if c.is_accuracy and c.key in ours}
-    errors = {key: math.sqrt(ours[key] * (100 - ours[key]) / n) for key, n in counted.items() if n > 0}
-    paper = {f"paper, {kind}": dict(row) for kind, row in (published or {}).items()}
-    return {name: ours, "standard error": errors, **paper}, figures
+    if set(accuracies) <= set(scores):
+        scores[AVERAGE] = statistics.fmean(scores[key] for key in accuracies)
+    return scores, others
+
+
+def standard_errors(result: Result) -> dict[str, float]:
+    """The standard error of each accuracy in the paper's table, in percent."""
+    scores, _ = split_scores(result)
+    columns = [column for column in PAPER_TASKS if column.is_accuracy and column.key in scores]
+    counts = {column.key: result["tasks"][column.task]["samples"] - 1 for column in columns}
+    return {key: math.sqrt(scores[key] * (100 - scores[key]) / n) for key, n in counts.items() if n > 0}
 
 
 def notes(result: Result) -> list[str]:
-    """What has to be known of the figures."""
+    """Restrictions of the scores: a limit on samples, truncated texts."""
     lines, tasks = [], result["tasks"]
     limit, length = result["settings"]["limit"], result["settings"]["max_length"]
     if limit is not None:
-        lines.append(f"of at most {limit} samples of each task: not comparable with figures of all samples")
-    cut = {task: score["truncated"] for task, score in tasks.items() if score.get("truncated")}
-    return lines + [f"{task}: {n} texts cut off at the beginning, at {length} tokens" for task, n in cut.items()]
+        lines.append(f"at most {limit} samples per task: not comparable with scores of all samples")
+    truncated = {task: score["truncated"] for task, score in tasks.items() if score.get("truncated")}
+    return lines + [f"{task}: {n} texts cut at the beginning, to {length} tokens" for task, n in truncated.items()]
 
 
-def missing(row: Mapping[str, float]) -> str:
-    """Columns that a row does not have, in words; nothing where it has all."""
-    absent = ", ".join(column.key for column in PAPER_TASKS if column.key not in row)
-    return f"missing: {absent}" + ("" if AVERAGE in row else "; so there is no average") if absent else ""
+def missing_columns(scores: Mapping[str, float]) -> str:
+    """A sentence that names the columns without a score; empty if there are none."""
+    absent = ", ".join(column.key for column in PAPER_TASKS if column.key not in scores)
+    return f"missing: {absent}" + ("" if AVERAGE in scores else "; no average without them") if absent else ""
 
 
-def table(result: Result, published: Mapping[str, Mapping[str, float]] | None = None, name: str = "this model") -> str:
-    """What is printed: the paper's table with our row and those of `published`, then other figures, then notes."""
-    found, others = rows(result, published, name)
-    lines = _lines(found) if found else []
-    if found and missing(found[name]):
-        lines.append(missing(found[name]))
-    lines += [f"{key}: {number(value, 4)}" for key, value in others.items()]
+def table(result: Result, paper: Rows | None = None, name: str = "this model") -> str:
+    """The result as text: the paper's table with the rows of `paper`, then other scores, then notes."""
+    scores, others = split_scores(result)
+    lines = []
+    if scores:
+        published = {f"paper, {variant}": row for variant, row in (paper or {}).items()}
+        lines += _aligned(table_cells({name: scores, "standard error": standard_errors(result), **published}))
+        lines += [missing_columns(scores)] if missing_columns(scores) else []
+    lines += [f"{key}: {format_score(value, 4)}" for key, value in others.items()]
     return "\n".join([*lines, *notes(result)])
 
 
-def cells(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """The paper's columns as text, two rows of headings first; `-` for what is not there."""
-    head = [["", *(column.heading for column in PAPER_TASKS), "Avg."]]
-    head.append(["", *(SHORT.get(column.metric, column.metric) for column in PAPER_TASKS), "acc"])
+def table_cells(rows: Rows) -> list[list[str]]:
+    """The paper's columns as text, with two rows of headings; `-` where there is no score."""
+    headings = [["", *(column.heading for column in PAPER_TASKS), "Avg."]]
+    headings.append(["", *(SHORT_NAMES.get(column.metric, column.metric) for column in PAPER_TASKS), "acc"])
     keys = [*(column.key for column in PAPER_TASKS), AVERAGE]
-    return head + [[name, *(number(row[key], 2) if key in row else "-" for key in keys)] for name, row in found.items()]
+    return headings + [
+        [name, *(format_score(row[key], 2) if key in row else "-" for key in keys)] for name, row in rows.items()
+    ]
 
 
-def _lines(found: Mapping[str, Mapping[str, float]]) -> list[str]:
-    text = cells(found)
-    widths = [max(map(len, column)) for column in zip(*text, strict=True)]
-    shapes = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
-    return ["  ".join(map(format, line, shapes)) for line in text]
+def _aligned(cells: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    formats = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
+    return ["  ".join(map(format, line, formats)) for line in cells]
 
 
-def number(value: float, digits: int) -> str:
-    """With so many digits after the point, unless it is huge."""
+def format_score(value: float, digits: int) -> str:
+    """A score with this many digits after the point; huge ones in exponent notation."""
     return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.3g}"

@@ -11,12 +11,14 @@ from muonssm.lab.report import page
 from muonssm.lab.report.page import Section
 
 from . import zero_shot
+from .needle import paper_needle
 from .needle_page import needle_figures
-from .paper import published_needle, published_zero_shot
+
+Scores = dict[str, dict[str, float]]  # by the row's name and the column's key
 
 
 def sections(experiment: Experiment) -> list[Section]:
-    """Return a section for each kind of evaluation that was run."""
+    """A section for each kind of evaluation that was run."""
     scores, needles = experiment.read_all("zero-shot.json"), experiment.read_all("needle.json")
     backbone = experiment.task.model.backbone  # type: ignore[attr-defined]
     return [
@@ -25,8 +27,8 @@ def sections(experiment: Experiment) -> list[Section]:
     ]
 
 
-def missing(experiment: Experiment) -> list[str]:
-    """Return the evaluations that were not run, each with its command."""
+def missing_evaluations(experiment: Experiment) -> list[str]:
+    """Evaluations that were not run, each with its command."""
     run = experiment.folder(experiment.trained_runs[-1]).path
     commands = {
         "zero-shot.json": f"zero-shot scores: `muonssm eval {run} --tasks paper`",
@@ -36,14 +38,15 @@ def missing(experiment: Experiment) -> list[str]:
 
 
 def _zero_shot(results: dict[str, Any], backbone: str) -> Markup:
-    rows: dict[str, dict[str, float]] = {}
+    rows: Scores = {}
     remarks, others = [], []
     for name, result in results.items():
-        paper_columns, other_scores = zero_shot.rows(result, {}, name)
-        rows |= {f"{name}: {row}" if row == "standard error" else row: scores for row, scores in paper_columns.items()}
-        gaps = [zero_shot.missing(paper_columns[name])] if paper_columns else []
-        remarks += [f"{name}: {text}" for text in (*gaps, *zero_shot.notes(result)) if text]
-        others += [[name, key, zero_shot.number(value, 4)] for key, value in other_scores.items()]
+        scores, other_scores = zero_shot.split_scores(result)
+        if scores:
+            rows |= {name: scores, f"{name}: standard error": zero_shot.standard_errors(result)}
+            remarks += [f"{name}: {text}" for text in [zero_shot.missing_columns(scores)] if text]
+        remarks += [f"{name}: {text}" for text in zero_shot.notes(result)]
+        others += [[name, key, zero_shot.format_score(value, 4)] for key, value in other_scores.items()]
     text = "Tasks of lm-eval without examples in the prompt; accuracies in percent, ppl is perplexity."
     return page.join(
         page.paragraph(text, soft=True),
@@ -53,9 +56,9 @@ def _zero_shot(results: dict[str, Any], backbone: str) -> Markup:
     )
 
 
-def _zero_shot_table(rows: dict[str, dict[str, float]], backbone: str) -> Markup:
-    published = {f"paper, {variant}": row for variant, row in published_zero_shot(backbone).items()}
-    (tasks, units, *ours), paper = zero_shot.cells(rows), zero_shot.cells(published)[2:]
+def _zero_shot_table(rows: Scores, backbone: str) -> Markup:
+    published = {f"paper, {variant}": row for variant, row in zero_shot.paper_zero_shot(backbone).items()}
+    (tasks, units, *ours), (_, _, *paper) = zero_shot.table_cells(rows), zero_shot.table_cells(published)
     head = [f"{task} {unit}".strip() for task, unit in zip(tasks, units, strict=True)]
     return page.table(head, ours, paper)
 
@@ -79,7 +82,7 @@ def _needle_table(results: dict[str, Any], backbone: str) -> Markup:
     columns = sorted({key for row in scores.values() for key in row})
     published = {
         f"paper, {variant}": {(needle, n): score for needle, row in rows.items() for n, score in row.items()}
-        for variant, rows in published_needle(backbone).items()
+        for variant, rows in paper_needle(backbone).items()
     }
 
     def cells(rows: dict[str, Any]) -> list[list[str]]:

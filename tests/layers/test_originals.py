@@ -49,7 +49,7 @@ def original(name):
     return module
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if "," in n else ()) for n in CONFIGS])
 @pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.full), 50])
 def test_equals_the_original_module(name, length):
     """Compare the output, the final state and every gradient to 1e-4 (largest error observed: 2.4e-5)."""

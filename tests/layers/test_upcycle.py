@@ -36,6 +36,10 @@ MODELS = {
     ),
 }  # fmt: skip
 each_model = pytest.mark.parametrize("name", MODELS)
+each_model_quick_mamba = pytest.mark.parametrize(
+    "name",
+    ["mamba", pytest.param("mamba2", marks=pytest.mark.full), pytest.param("qwen3-next", marks=pytest.mark.full)],
+)
 
 
 def build(name):
@@ -61,9 +65,7 @@ def mask():
     return mask
 
 
-@pytest.mark.parametrize(
-    "name", ["mamba", *(pytest.param(name, marks=pytest.mark.full) for name in MODELS if name != "mamba")]
-)
+@each_model_quick_mamba
 @torch.no_grad()
 def test_without_muon_the_model_computes_the_same(name, ids, mask):
     model = build(name)
@@ -99,7 +101,7 @@ def test_with_muon_the_cache_carries_the_momentum(name, ids, mask):
     assert model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=3, do_sample=False).shape == (3, 44)
 
 
-@each_model
+@each_model_quick_mamba
 def test_state_dicts_keep_their_names(name, ids, tmp_path):
     model = build(name)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -120,7 +122,7 @@ def test_state_dicts_keep_their_names(name, ids, tmp_path):
     assert_close(upcycle(loaded, Muon())(ids).logits, logits, 1e-6, "saved and loaded")
 
 
-@each_model
+@each_model_quick_mamba
 def test_trains_with_gradient_checkpointing(name, ids):
     model = upcycle(build(name), Muon(), momentum="per_head").train()
     model(ids, labels=ids, use_cache=False).loss.backward()
@@ -134,7 +136,7 @@ def test_trains_with_gradient_checkpointing(name, ids):
             assert (parameter.grad - expected[key]).norm() <= 1e-5 * expected[key].norm() + 1e-7, key
 
 
-@each_model
+@each_model_quick_mamba
 def test_frozen_parameters_and_dtypes_are_kept(name, ids):
     model = build(name).bfloat16()
     for key, parameter in model.named_parameters():

@@ -71,6 +71,9 @@ def parametrize(variants: list[Variant], quick_rules: tuple[str, ...]) -> pytest
 
 each_variant = parametrize(VARIANTS, (", plain", ", muon per step"))
 each_variant_slow = parametrize(VARIANTS, (", muon per step",))  # for tests that take a second per variant
+each_operator = parametrize(  # one backbone per operator in the quick tier
+    [variant for variant in VARIANTS if variant.name.endswith(", muon")], ("mamba, muon", "gated_deltanet, muon")
+)
 each_backbone = parametrize([variant for variant in VARIANTS if variant.name.endswith(", muon")], (", muon",))
 
 

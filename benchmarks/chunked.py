@@ -10,8 +10,9 @@ import argparse
 
 import torch
 
-from muonssm.lab.bench.measure import best_seconds, exponent, forward, peak_bytes, threads, training
+from muonssm.lab.bench.measure import forward, peak_bytes, threads, training
 from muonssm.lab.bench.workloads import MemoryWorkload, check
+from muonssm.lab.core.timing import best_seconds, fit_exponent
 from muonssm.ops import Muon
 
 HEADS, DIM = 8, 64
@@ -48,7 +49,7 @@ def memory() -> None:
         work = MemoryWorkload.make(1, L, HEADS, DIM, DIM)
         peaks.append(peak_bytes(training(work.ours("chunked", Muon()), torch.randn_like(work.v), work.inputs)))
     shown = ", ".join(f"{peak / 2**20:.0f} MiB at {L}" for L, peak in zip(lengths, peaks, strict=True))
-    print(f"{'peak of a step':<20} {shown}   exponent {exponent(lengths, peaks):.2f}  (= 1)")
+    print(f"{'peak of a step':<20} {shown}   exponent {fit_exponent(lengths, peaks):.2f}  (= 1)")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-// The C interface that Python calls, and the choice of instruction set at run time.
+// The C interface that Python calls, and the choice of the instruction set at run time.
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -9,33 +9,43 @@
 #include "arguments.h"
 
 namespace muonssm {
-namespace portable { const Kernels& kernels(); }
+namespace portable {
+const Kernels& kernels();
+}
 #if defined(__x86_64__)
-namespace avx2 { const Kernels& kernels(); }
-namespace avx512 { const Kernels& kernels(); }
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
 #endif
 
-// The best set the machine has; MUONSSM_ISA=portable|avx2|avx512 asks for one, and is obeyed if the machine has it.
+// The widest instruction set of this machine. The environment variable MUONSSM_ISA=portable|avx2|avx512 selects another
+// one, if the machine has it.
 static const Kernels& best() {
-    const char* wish = std::getenv("MUONSSM_ISA");
+    const char* requested = std::getenv("MUONSSM_ISA");
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && has_avx2;
-    const auto wanted = [wish](const char* name) { return !wish || !*wish || !std::strcmp(wish, name); };
-    if (has_avx512 && wanted("avx512")) return avx512::kernels();
-    if (has_avx2 && wanted("avx2")) return avx2::kernels();
+    const auto allowed = [requested](const char* name) {
+        return !requested || !*requested || !std::strcmp(requested, name);
+    };
+    if (has_avx512 && allowed("avx512")) return avx512::kernels();
+    if (has_avx2 && allowed("avx2")) return avx2::kernels();
 #endif
-    (void)wish;
+    (void)requested;
     return portable::kernels();
 }
 
-// New memory of this size comes in pages of 4 KiB, and the first touch of each costs as much as computing on it: ask for
-// large pages instead. A hint; where it is not understood nothing happens.
+// Ask for large pages. New memory comes in pages of 4 KiB, and the first access to each costs as much as computing on
+// it. This is a hint: systems that do not know it ignore it.
 static void expect_large(void* data, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr uintptr_t page = uintptr_t(2) << 20;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page, end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) / page * page;
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page,
+                    end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) / page * page;
     if (data && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
     (void)data, (void)bytes;
@@ -87,8 +97,16 @@ EXPORT void muonssm_memory_forward(const muonssm::MemoryArguments* a) { muonssm:
 EXPORT void muonssm_memory_backward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_backward(*a); }
 EXPORT int64_t muonssm_memory_step(const muonssm::MemoryArguments* a) { return muonssm::chosen().memory_step(*a); }
 EXPORT void muonssm_selective_forward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_forward(*a); }
-EXPORT void muonssm_selective_backward(const muonssm::SelectiveArguments* a) { muonssm::chosen().selective_backward(*a); }
-EXPORT int64_t muonssm_selective_step(const muonssm::SelectiveArguments* a) { return muonssm::chosen().selective_step(*a); }
-EXPORT void muonssm_convolution_forward(const muonssm::ConvolutionArguments* a) { muonssm::chosen().convolution_forward(*a); }
-EXPORT void muonssm_convolution_backward(const muonssm::ConvolutionArguments* a) { muonssm::chosen().convolution_backward(*a); }
+EXPORT void muonssm_selective_backward(const muonssm::SelectiveArguments* a) {
+    muonssm::chosen().selective_backward(*a);
+}
+EXPORT int64_t muonssm_selective_step(const muonssm::SelectiveArguments* a) {
+    return muonssm::chosen().selective_step(*a);
+}
+EXPORT void muonssm_convolution_forward(const muonssm::ConvolutionArguments* a) {
+    muonssm::chosen().convolution_forward(*a);
+}
+EXPORT void muonssm_convolution_backward(const muonssm::ConvolutionArguments* a) {
+    muonssm::chosen().convolution_backward(*a);
+}
 EXPORT void muonssm_mamba_step(const muonssm::MambaArguments* a) { muonssm::chosen().mamba_step(*a); }

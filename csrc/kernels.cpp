@@ -1,5 +1,5 @@
-// All kernels for one instruction set: compiled once for each, with MUONSSM_ISA its name and MUONSSM_VECTOR_BYTES the
-// width of its registers.
+// All kernels for one instruction set. setup.py compiles this file once per instruction set: MUONSSM_ISA is its name,
+// MUONSSM_VECTOR_BYTES the width of its registers.
 #include "mamba.h"
 #include "memory_backward.h"
 #include "selective_backward.h"
@@ -7,13 +7,13 @@
 namespace muonssm {
 namespace MUONSSM_ISA {
 
-// Calls F<real, input> for the input type of `a`.
-#define DISPATCH(F, a)                                                  \
-    switch (a.input) {                                                  \
-        case FLOAT32: return F<float, float>(a);                        \
-        case FLOAT64: return F<double, double>(a);                      \
-        case BFLOAT16: return F<float, bfloat16>(a);                    \
-        case FLOAT16: return F<float, float16>(a);                      \
+// Call F<type of computation, type of the inputs>.
+#define DISPATCH(F, a)                               \
+    switch (a.input) {                               \
+        case FLOAT32: return F<float, float>(a);     \
+        case FLOAT64: return F<double, double>(a);   \
+        case BFLOAT16: return F<float, bfloat16>(a); \
+        case FLOAT16: return F<float, float16>(a);   \
     }
 
 static int64_t vector_bytes() { return VECTOR_BYTES; }
@@ -31,8 +31,8 @@ static void mamba_step(const MambaArguments& a) { mamba_step_typed<float>(a); }
 #define NAME(x) NAME_OF(x)
 
 const Kernels& kernels() {
-    static const Kernels all{NAME(MUONSSM_ISA), vector_bytes, memory_forward, memory_backward, memory_step,
-                             selective_forward, selective_backward, selective_step,
+    static const Kernels all{NAME(MUONSSM_ISA),   vector_bytes,         memory_forward,     memory_backward,
+                             memory_step,         selective_forward,    selective_backward, selective_step,
                              convolution_forward, convolution_backward, mamba_step};
     return all;
 }

@@ -1,11 +1,11 @@
-// One token of every sequence through a whole Mamba mixer (decoding): a step is too little work to pay for a call of each part.
+// One decoding step of a whole Mamba mixer, for every sequence: a step is too little work for one kernel call per part.
 //
-//     x = w x / sqrt(mean(x^2) + eps)        where a norm is given, and x is added to y in the end
+//     x = w x / sqrt(mean(x^2) + eps)        only with a norm, which also adds x to y at the end
 //     h, z = W_in x;   c = silu(conv(h));   r, B, C = W_x c;   dt = softplus(W_dt r + b)
 //     S, M, o = one step of the selective scan (see selective.h) on c, dt, -exp(A_log), B, C
 //     y = W_out ((o + D c) silu(z))
 //
-// All sequences share a reading of the weights. The parts follow each other behind barriers; each is shared out by rows.
+// All sequences share one pass over the weights. Threads divide the rows of each part, with a barrier after it.
 #pragma once
 #include "convolution.h"
 #include "selective.h"
@@ -22,9 +22,10 @@ template <class T> INLINE T dot(const T* a, const T* b, int64_t size) {
     return result;
 }
 
-// out[s][row] = W[row] . x[s] for all rows, shared by the threads of the region that calls this.
+// out[s][row] = W[row] . x[s] for all rows, divided between the threads of the enclosing parallel region.
 template <class T>
-void multiply_rows(const T* W, int64_t rows, int64_t columns, const T* x, int64_t x_step, int64_t sequences, T* out, int64_t out_step) {
+void multiply_rows(const T* W, int64_t rows, int64_t columns, const T* x, int64_t x_step, int64_t sequences, T* out,
+                   int64_t out_step) {
     constexpr int L = LANES<T>;
     const int64_t blocks = (rows + L - 1) / L, whole = columns / L * L;
 #pragma omp for schedule(static)
@@ -54,8 +55,8 @@ void multiply_rows(const T* W, int64_t rows, int64_t columns, const T* x, int64_
 template <class T> INLINE T silu(T x) { return x / (T(1) + std::exp(-x)); }
 template <class T> INLINE T softplus(T x) { return x > T(20) ? x : std::log1p(std::exp(x)); }  // torch's threshold
 
-// The inputs, or what the norm makes of them, in `normed`.
-template <class T> const T* normalised(const MambaArguments& a, T* normed) {
+// The inputs, or after the norm, in `normed`.
+template <class T> const T* normalized(const MambaArguments& a, T* normed) {
     const int64_t d = a.d_model;
     const T* x = at<T>(a.x, 0);
     if (!a.norm) return x;
@@ -71,7 +72,7 @@ template <class T> void mamba_step_typed(const MambaArguments& a) {
     const int64_t threads = a.d_model * D < (1 << 16) ? 1 : std::max<int64_t>(1, a.threads);
     const int64_t P = R + 2 * N;
     Buffer<T> h(n * 2 * D), c(n * D), p(n * P), dt(n * D), v(n * Dp), g(n * D), normed(a.norm ? n * a.d_model : 0);
-    const T* x = normalised<T>(a, normed);
+    const T* x = normalized<T>(a, normed);
 #pragma omp parallel num_threads(int(threads)) if (threads > 1)
     {
         multiply_rows<T>(at<T>(a.in_proj, 0), 2 * D, a.d_model, x, a.d_model, n, h, 2 * D);
@@ -107,11 +108,14 @@ template <class T> void mamba_step_typed(const MambaArguments& a) {
                 std::copy(from, from + N, B.get());
                 std::copy(from + N, from + 2 * N, C.get());
                 const bool normed = a.write.steps >= 0;
-                scale = T(write_scale(a.write, 1.0, normed ? square_norm<T>(v + s * Dp, Dp) : 0, normed ? square_norm<T>(B, Np) : 0));
+                scale = T(write_scale(a.write, 1.0, normed ? square_norm<T>(v + s * Dp, Dp) : 0,
+                                      normed ? square_norm<T>(B, Np) : 0));
                 loaded = s;
             }
-            const ChannelStates<T> states{at<T>(a.S0, task * N), at<T>(a.M0, task * N), at<T>(a.S, task * N), at<T>(a.M, task * N)};
-            const T o = step_channel<T, LOG_GATE>(states, at<T>(a.A_log, i * N), B, C, dt[task], scale * v[s * Dp + i], T(a.gamma), N);
+            const ChannelStates<T> states{at<T>(a.S0, task * N), at<T>(a.M0, task * N), at<T>(a.S, task * N),
+                                          at<T>(a.M, task * N)};
+            const T o = step_channel<T, LOG_GATE>(states, at<T>(a.A_log, i * N), B, C, dt[task], scale * v[s * Dp + i],
+                                                  T(a.gamma), N);
             g[task] = (o + *at<T>(a.skip, i) * c[task]) * silu<T>(h[s * 2 * D + D + i]);
         }
         multiply_rows<T>(at<T>(a.out_proj, 0), a.d_model, D, g, D, n, at<T>(a.y, 0), a.d_model);

@@ -1,15 +1,16 @@
-// Backward of muon_memory: the adjoint recurrence from the last step to the first.
+// Backward pass of muon_memory: the adjoint recurrence from the last step to the first.
 //
-// Segments of 64 steps from the last: the states inside are recomputed from the saved one (S_{t-1} of every step is
-// kept for a block of rows), then, with dS, dM the gradients of S_t, M_t and r_t = dS k_t, p_t = S_{t-1} k_t,
+// Segments of 64 steps are processed from the last to the first. The states inside a segment are recomputed from the
+// saved one; S_{t-1} of every step is kept for one block of rows. Then, with dS, dM the gradients of S_t, M_t, and
+// r_t = dS k_t, p_t = S_{t-1} k_t,
 //
 //     dq_t = S_t^T dy_t                    dM += dS
 //     du_t = dM k_t                        dk_t = dM^T u_t - alpha_t e_t (S_{t-1}^T r_t + dS^T p_t)
 //     dgamma_t = <dM, M_{t-1}>             dalpha_t = <dS, S_{t-1}> - e_t p_t.r_t,   de_t = -alpha_t p_t.r_t
 //     dS <- alpha_t (dS - e_t r_t k_t^T) + dy_{t-1} q_{t-1}^T,   dM <- gamma_t dM
 //
-// again in one pass a step: r_{t-1} is summed up while dS of step t - 1 is in registers. Sums over rows are sums over
-// lanes, done for W columns at a time. One task is one head of one sequence, so every sum has a fixed order.
+// in one pass per step: r_{t-1} is summed while dS of step t - 1 is in registers. Sums over rows are sums over lanes,
+// computed for W columns at a time. A task is one head of one sequence, so every sum has a fixed order.
 #pragma once
 #include "memory.h"
 
@@ -19,14 +20,14 @@ namespace MUONSSM_ISA {
 template <class T> struct MemoryGradients {
     MemoryScratch<T>& s;
     Buffer<T> dS, dM, dy, du, dq, dk, p, S_before, M_before, dalpha, dgamma, pr;
-    static constexpr int BLOCK = 2;  // vectors of rows that go through a segment together
+    static constexpr int BLOCK = 2;  // vectors of rows that are processed together
     explicit MemoryGradients(MemoryScratch<T>& s, bool gamma)
-        : s(s), dS(s.mp * s.dp), dM(s.mp * s.dp), dy(SEGMENT * s.dp), du(SEGMENT * s.dp), dq(SEGMENT * s.mp), dk(SEGMENT * s.mp),
-          p(SEGMENT * s.dp), S_before((SEGMENT + 1) * s.mp * BLOCK * LANES<T>), M_before(gamma ? SEGMENT * s.mp * BLOCK * LANES<T> : 0),
-          dalpha(SEGMENT), dgamma(SEGMENT), pr(SEGMENT) {}
+        : s(s), dS(s.mp * s.dp), dM(s.mp * s.dp), dy(SEGMENT * s.dp), du(SEGMENT * s.dp), dq(SEGMENT * s.mp),
+          dk(SEGMENT * s.mp), p(SEGMENT * s.dp), S_before((SEGMENT + 1) * s.mp * BLOCK * LANES<T>),
+          M_before(gamma ? SEGMENT * s.mp * BLOCK * LANES<T> : 0), dalpha(SEGMENT), dgamma(SEGMENT), pr(SEGMENT) {}
 };
 
-// Forward through the segment for NV vectors of rows: keeps S_{t-1}, M_{t-1}, p_t, and adds to dq.
+// Recompute a segment for NV vectors of rows: store S_{t-1}, M_{t-1} and p_t of every step, and add to dq.
 template <class T, int NV, bool ERASE, bool MOMENTUM, bool DGAMMA>
 void recompute_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
     using V = Vec<T>;
@@ -41,10 +42,11 @@ void recompute_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
         for (int64_t j = 0; j < mp; ++j)
             for (int v = 0; v < NV; ++v) p[v] += load(g.S_before + v * tile + j * W) * broadcast(s.k + j);
     for (int64_t t = 0; t < steps; ++t) {
-        if (row == 0) s.ahead.fetch(t);
+        if (row == 0) s.prefetcher.fetch(t);
         const T *k = s.k + t * mp, *k_next = k + mp;
         const T alpha = s.alpha[t], gamma = s.gamma[t], forget = -alpha * s.e[t];
-        T *S = g.S_before + t * NV * tile, *S_after = S + NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
+        T *S = g.S_before + t * NV * tile, *S_after = S + NV * tile,
+          *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
         V u[NV], w[NV], dy[NV];
         for (int v = 0; v < NV; ++v) {
             u[v] = load(s.u + t * dp + row + v * W);
@@ -101,7 +103,8 @@ void backward_rows(MemoryGradients<T>& g, int64_t row, int64_t steps) {
             if (ERASE) r[v] += x * broadcast(s.k + (steps - 1) * mp + j);
         }
     for (int64_t t = steps - 1; t >= 0; --t) {
-        const int64_t before = t > 0 ? t - 1 : SEGMENT;  // row SEGMENT of q and k is zero: nothing precedes the segment
+        const int64_t before =
+            t > 0 ? t - 1 : SEGMENT;  // row SEGMENT of q and k is zero: the step before the segment is not part of it
         const T *k = s.k + t * mp, *k_before = s.k + before * mp, *q_before = s.q + before * mp;
         const T alpha = s.alpha[t], gamma = s.gamma[t], forget = -alpha * s.e[t];
         const T *S_kept = g.S_before + t * NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
@@ -163,7 +166,7 @@ template <class T, bool ERASE, bool MOMENTUM, bool DGAMMA> void backward_segment
     });
 }
 
-// From du, dk, dalpha, ... of the recurrence to the gradients of the inputs: through the scale of the write.
+// Turn du, dk, dalpha, ... of the recurrence into gradients of the inputs, by the derivative of the write's scale.
 template <class T, class I>
 void store_gradients(const MemoryArguments& a, MemoryGradients<T>& g, int64_t first, int64_t steps, int64_t h) {
     MemoryScratch<T>& s = g.s;
@@ -189,8 +192,9 @@ template <class T, class I> void memory_backward_typed(const MemoryArguments& a)
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
     const bool erase = a.eta != 0, momentum = a.momentum != 0, dgamma = a.dgamma != nullptr;
     using Segment = void (*)(MemoryGradients<T>&, int64_t);
-    const Segment with_momentum = dgamma ? (erase ? backward_segment<T, true, true, true> : backward_segment<T, false, true, true>)
-                                         : (erase ? backward_segment<T, true, true, false> : backward_segment<T, false, true, false>);
+    const Segment with_momentum =
+        dgamma ? (erase ? backward_segment<T, true, true, true> : backward_segment<T, false, true, true>)
+               : (erase ? backward_segment<T, true, true, false> : backward_segment<T, false, true, false>);
     const Segment without = erase ? backward_segment<T, true, false, false> : backward_segment<T, false, false, false>;
     const int64_t H = a.heads, tasks = a.sequences * H;
 #pragma omp parallel num_threads(int(std::max<int64_t>(1, std::min(a.threads, tasks))))
@@ -214,21 +218,23 @@ template <class T, class I> void memory_backward_typed(const MemoryArguments& a)
                 std::memset(s.q + SEGMENT * s.mp, 0, std::size_t(s.mp) * sizeof(T));
                 std::memset(s.k + SEGMENT * s.mp, 0, std::size_t(s.mp) * sizeof(T));
                 gather<I>(at<I>(a.dy, (t * H + h) * s.d), H * s.d, steps, s.d, g.dy.get(), s.dp);
-                for (Buffer<T>* zeroed : {&g.dq, &g.dk}) std::memset(zeroed->get(), 0, std::size_t(SEGMENT * s.mp) * sizeof(T));
-                for (Buffer<T>* zeroed : {&g.dalpha, &g.dgamma, &g.pr}) std::memset(zeroed->get(), 0, SEGMENT * sizeof(T));
-                s.ahead.clear();
+                for (Buffer<T>* zeroed : {&g.dq, &g.dk})
+                    std::memset(zeroed->get(), 0, std::size_t(SEGMENT * s.mp) * sizeof(T));
+                for (Buffer<T>* zeroed : {&g.dalpha, &g.dgamma, &g.pr})
+                    std::memset(zeroed->get(), 0, SEGMENT * sizeof(T));
+                s.prefetcher.clear();
                 if (n > 0) {
-                    add_inputs<I>(a, s.ahead, t - SEGMENT, SEGMENT, h);
-                    s.ahead.add(sizeof(I), at<I>(a.dy, ((t - SEGMENT) * H + h) * s.d), H * s.d, SEGMENT, s.d);
+                    prefetch_inputs<I>(a, s.prefetcher, t - SEGMENT, SEGMENT, h);
+                    s.prefetcher.add(sizeof(I), at<I>(a.dy, ((t - SEGMENT) * H + h) * s.d), H * s.d, SEGMENT, s.d);
                 }
-                s.ahead.add(sizeof(I), at<I>(a.dq, (t * H + h) * s.m), H * s.m, steps, s.m);
-                s.ahead.add(sizeof(I), at<I>(a.dk, (t * H + h) * s.m), H * s.m, steps, s.m);
-                s.ahead.add(sizeof(I), at<I>(a.dv, (t * H + h) * s.d), H * s.d, steps, s.d);
-                const bool last = t + steps == end;  // without momentum, M still is the last write, and has a gradient
+                s.prefetcher.add(sizeof(I), at<I>(a.dq, (t * H + h) * s.m), H * s.m, steps, s.m);
+                s.prefetcher.add(sizeof(I), at<I>(a.dk, (t * H + h) * s.m), H * s.m, steps, s.m);
+                s.prefetcher.add(sizeof(I), at<I>(a.dv, (t * H + h) * s.d), H * s.d, steps, s.d);
+                const bool last = t + steps == end;  // without momentum M is the last write, which has a gradient
                 (momentum || last ? with_momentum : without)(g, steps);
                 store_gradients<T, I>(a, g, t, steps, h);
             }
-            const bool passed = begin == end;  // an empty sequence hands its states on
+            const bool passed = begin == end;  // the states of an empty sequence pass through
             store_state<T>(a.dS0, task, s.d, s.m, g.dS.get());
             if (!momentum && !passed) std::memset(g.dM.get(), 0, state_bytes);
             store_state<T>(a.dM0, task, s.d, s.m, g.dM.get());

@@ -1,32 +1,33 @@
-// Backward of muon_selective_scan: the adjoint recurrence from the last step to the first, in segments of 64 steps whose
-// states are recomputed. With dS, dM the gradients of S_t, M_t:
+// Backward pass of muon_selective_scan: the adjoint recurrence from the last step to the first, in segments of 64 steps
+// whose states are recomputed. With dS, dM the gradients of S_t, M_t:
 //
 //     dC_t = S_t^T dy_t                    dM += dS
 //     du_t = dM B_t                        dB_t = dM^T u_t (LongHorn: - 2 B_t (dS * S_{t-1})^T dt_t)
 //     dgamma_t = <dM, M_{t-1}>             da_t = dS * S_{t-1}
 //     dS <- a_t * dS + dy_{t-1} C_{t-1}^T,   dM <- gamma_t dM
 //
-// Sums over channels (dB, dC, dgamma, and the scale's dc) are kept per group of 64 and added up at the end; dA likewise per
-// fixed share of the sequences. Every sum has a fixed order, whatever the number of threads.
+// Sums over channels (dB, dC, dgamma, and dc of the scale) are stored per group of 64 channels and added at the end; dA
+// is stored per fixed share of the sequences. So every sum has the same order for any number of threads.
 #pragma once
 #include "selective.h"
 
 namespace muonssm {
 namespace MUONSSM_ISA {
 
-constexpr int64_t SHARES = 8;  // parts of the sequences that have a dA of their own
+constexpr int64_t SHARES = 8;  // the sequences are divided into this many shares, each with its own dA
 
 template <class T> struct SelectiveGradients {
     SelectiveScratch<T>& s;
     Buffer<T> dS, dM, dA, dy, du, ddt, S_before, a_kept, M_before;
     static constexpr int BLOCK = 2;
     SelectiveGradients(SelectiveScratch<T>& s, bool gamma)
-        : s(s), dS(s.Np * CHANNEL_GROUP), dM(s.Np * CHANNEL_GROUP), dA(s.Np * CHANNEL_GROUP), dy(SEGMENT * CHANNEL_GROUP), du(SEGMENT * CHANNEL_GROUP), ddt(SEGMENT * CHANNEL_GROUP),
+        : s(s), dS(s.Np * CHANNEL_GROUP), dM(s.Np * CHANNEL_GROUP), dA(s.Np * CHANNEL_GROUP),
+          dy(SEGMENT * CHANNEL_GROUP), du(SEGMENT * CHANNEL_GROUP), ddt(SEGMENT * CHANNEL_GROUP),
           S_before(SEGMENT * s.Np * BLOCK * LANES<T>), a_kept(SEGMENT * s.Np * BLOCK * LANES<T>),
           M_before(gamma ? SEGMENT * s.Np * BLOCK * LANES<T> : 0) {}
 };
 
-template <class T> struct SelectiveSums {  // of one group, [steps][Np] and [steps]
+template <class T> struct SelectiveSums {  // sums of one group: dB, dC [steps][Np]; dgamma, dc [steps]
     T *dB, *dC, *dgamma, *dc;
 };
 
@@ -40,7 +41,8 @@ void recompute_channels(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_
     const T* A = s.A + row * Np;
     for (int64_t t = 0; t < steps; ++t) {
         const T *B = s.B + t * Np, gamma = s.gamma[t];
-        T *S_kept = g.S_before + t * NV * tile, *a_kept = g.a_kept + t * NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
+        T *S_kept = g.S_before + t * NV * tile, *a_kept = g.a_kept + t * NV * tile,
+          *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
         V dt[NV], u[NV], dy[NV];
         for (int v = 0; v < NV; ++v) {
             dt[v] = load(s.dt + t * CHANNEL_GROUP + row + v * W);
@@ -86,11 +88,13 @@ void backward_channels(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_t
     for (int64_t j = 0; j < Np; ++j)
         for (int v = 0; v < NV; ++v) {
             T* place = dS + v * tile + j * W;
-            store(place, load(place) + load(g.dy + (steps - 1) * CHANNEL_GROUP + row + v * W) * broadcast(s.C + (steps - 1) * Np + j));
+            store(place, load(place) + load(g.dy + (steps - 1) * CHANNEL_GROUP + row + v * W) *
+                                           broadcast(s.C + (steps - 1) * Np + j));
         }
     for (int64_t t = steps - 1; t >= 0; --t) {
         const T *B = s.B + t * Np, *C_before = s.C + (t > 0 ? t - 1 : SEGMENT) * Np, gamma = s.gamma[t];
-        const T *S_kept = g.S_before + t * NV * tile, *a_kept = g.a_kept + t * NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
+        const T *S_kept = g.S_before + t * NV * tile, *a_kept = g.a_kept + t * NV * tile,
+                *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
         V dt[NV], u[NV], dy[NV], du[NV], ddt[NV], dgamma = zero<T>();
         for (int v = 0; v < NV; ++v) {
             dt[v] = load(s.dt + t * CHANNEL_GROUP + row + v * W);
@@ -156,9 +160,10 @@ template <class T, bool LONGHORN> GroupBackward<T> group_backward(bool momentum,
     return dgamma ? backward_group<T, LONGHORN, true, true> : backward_group<T, LONGHORN, true, false>;
 }
 
-// dx and ddt, through u = c dt x; what the scale c adds to them follows in `add_scale_gradient`.
+// dx and ddt by u = c dt x; `finish_step` adds the derivative of the scale c.
 template <class T, class I>
-void store_channel_gradients(const SelectiveArguments& a, SelectiveGradients<T>& g, int64_t first, int64_t steps, int64_t channel, int64_t size) {
+void store_channel_gradients(const SelectiveArguments& a, SelectiveGradients<T>& g, int64_t first, int64_t steps,
+                             int64_t channel, int64_t size) {
     SelectiveScratch<T>& s = g.s;
     for (int64_t t = 0; t < steps; ++t) {
         T *dx = at<T>(a.dx, (first + t) * a.D + channel), *ddt = at<T>(a.ddt, (first + t) * a.D + channel);
@@ -170,15 +175,16 @@ void store_channel_gradients(const SelectiveArguments& a, SelectiveGradients<T>&
     }
 }
 
-// One group of channels of one sequence, from its last segment to its first.
+// Process one group of channels of one sequence, from the last segment to the first.
 template <class T, class I>
-void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, SelectiveSums<T> total, const T* scale, int64_t sequence,
-                       int64_t saved, int64_t channel, int64_t size) {
+void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, SelectiveSums<T> total, const T* scale,
+                       int64_t sequence, int64_t saved, int64_t channel, int64_t size) {
     SelectiveScratch<T>& s = g.s;
     const bool momentum = a.momentum != 0, dgamma = a.dgamma != nullptr;
     const auto choose = a.A ? group_backward<T, false> : group_backward<T, true>;
     const GroupBackward<T> with_momentum = choose(true, dgamma), without = choose(false, false);
-    const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP;
+    const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1],
+                  groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP;
     const std::size_t state_bytes = std::size_t(s.Np * padded<T>(size)) * sizeof(T);
     load_channels<T>(a.dS, sequence, a.D, channel, size, a.N, g.dS);
     load_channels<T>(a.dM, sequence, a.D, channel, size, a.N, g.dM);
@@ -191,7 +197,7 @@ void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, Se
         load_segment<T, I>(a, s, scale, t, steps, channel, size);
         gather<I>(at<I>(a.dy, t * a.D + channel), a.D, steps, size, g.dy.get(), CHANNEL_GROUP);
         const SelectiveSums<T> here{total.dB + t * s.Np, total.dC + t * s.Np, total.dgamma + t, total.dc + t};
-        const bool last = t + steps == end;  // without momentum, M still is the last write, and has a gradient
+        const bool last = t + steps == end;  // without momentum M is the last write, which has a gradient
         (momentum || last ? with_momentum : without)(g, here, size, steps);
         store_channel_gradients<T, I>(a, g, t, steps, channel, size);
     }
@@ -200,9 +206,10 @@ void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, Se
     store_channels<T>(a.dM0, sequence, a.D, channel, size, a.N, g.dM);
 }
 
-// Adds up the groups of one step, and what the scale of its write adds to dx, ddt and dB.
+// Add the sums of all groups for one step, and the derivative of the scale to dx, ddt and dB.
 template <class T, class I>
-void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64_t t, int64_t steps, T c, double v2, double B2) {
+void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64_t t, int64_t steps, T c, double v2,
+                 double B2) {
     const int64_t groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP, Np = padded<T>(a.N);
     T dc = 0, dgamma = 0;
     for (int64_t group = 0; group < groups; ++group) {
@@ -232,9 +239,12 @@ void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64
 
 template <class T, class I> void selective_backward_typed(const SelectiveArguments& a) {
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
-    const int64_t steps = a.offsets[a.sequences], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP, Np = padded<T>(a.N);
-    const int64_t shares = std::min(SHARES, a.sequences), tasks = shares * groups, threads = std::max<int64_t>(1, a.threads);
-    Buffer<T> scale(steps), dB(groups * steps * Np), dC(groups * steps * Np), dgamma(groups * steps), dc(groups * steps);
+    const int64_t steps = a.offsets[a.sequences], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP,
+                  Np = padded<T>(a.N);
+    const int64_t shares = std::min(SHARES, a.sequences), tasks = shares * groups,
+                  threads = std::max<int64_t>(1, a.threads);
+    Buffer<T> scale(steps), dB(groups * steps * Np), dC(groups * steps * Np), dgamma(groups * steps),
+        dc(groups * steps);
     Buffer<T> dA(a.A ? shares * a.D * a.N : 0);
     Buffer<double> v2(steps), B2(steps);
     write_scales<T, I>(a, steps, scale, v2, B2);
@@ -244,11 +254,14 @@ template <class T, class I> void selective_backward_typed(const SelectiveArgumen
         SelectiveGradients<T> g(s, a.dgamma != nullptr);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t share = task / groups, group = task % groups, channel = group * CHANNEL_GROUP, size = std::min<int64_t>(CHANNEL_GROUP, a.D - channel);
-            const SelectiveSums<T> total{dB + group * steps * Np, dC + group * steps * Np, dgamma + group * steps, dc + group * steps};
+            const int64_t share = task / groups, group = task % groups, channel = group * CHANNEL_GROUP,
+                          size = std::min<int64_t>(CHANNEL_GROUP, a.D - channel);
+            const SelectiveSums<T> total{dB + group * steps * Np, dC + group * steps * Np, dgamma + group * steps,
+                                         dc + group * steps};
             load_channels<T>(a.A, 0, a.D, channel, size, a.N, s.A);
             std::memset(g.dA.get(), 0, std::size_t(Np * CHANNEL_GROUP) * sizeof(T));
-            for (int64_t sequence = share * a.sequences / shares; sequence < (share + 1) * a.sequences / shares; ++sequence)
+            for (int64_t sequence = share * a.sequences / shares; sequence < (share + 1) * a.sequences / shares;
+                 ++sequence)
                 backward_sequence<T, I>(a, g, total, scale, sequence, segments[std::size_t(sequence)], channel, size);
             if (a.A) store_channels<T>(dA.get(), share, a.D, channel, size, a.N, g.dA);
         }

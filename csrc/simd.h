@@ -1,5 +1,5 @@
-// Vectors of the widest registers this file is compiled for, in the compiler's own vector extension: the same source
-// is AVX-512, AVX2, SSE2 or NEON code, by the flags.
+// Vectors in the vector extension of GCC and Clang: compiler flags turn the same source into AVX-512, AVX2, SSE2 or
+// NEON code.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -20,15 +20,19 @@ namespace MUONSSM_ISA {
 constexpr int VECTOR_BYTES = MUONSSM_VECTOR_BYTES;
 template <class T> constexpr int LANES = VECTOR_BYTES / int(sizeof(T));
 
-template <class T> struct VectorOf { typedef T type __attribute__((vector_size(VECTOR_BYTES))); };
-template <class T> struct UnalignedOf { typedef T type __attribute__((vector_size(VECTOR_BYTES), aligned(alignof(T)), may_alias)); };
+template <class T> struct VectorOf {
+    typedef T type __attribute__((vector_size(VECTOR_BYTES)));
+};
+template <class T> struct UnalignedOf {
+    typedef T type __attribute__((vector_size(VECTOR_BYTES), aligned(alignof(T)), may_alias));
+};
 template <class T> using Vec = typename VectorOf<T>::type;
 
 template <class T> INLINE Vec<T> load(const T* p) { return *reinterpret_cast<const typename UnalignedOf<T>::type*>(p); }
 template <class T> INLINE void store(T* p, Vec<T> v) { *reinterpret_cast<typename UnalignedOf<T>::type*>(p) = v; }
 template <class T> INLINE Vec<T> splat(T x) { return Vec<T>{} + x; }
 template <class T> INLINE Vec<T> broadcast(const T* p) {
-#if defined(__AVX__) && !defined(__AVX512F__)  // left to itself, the compiler loads a scalar and shuffles it
+#if defined(__AVX__) && !defined(__AVX512F__)  // compilers would load a scalar and shuffle it
     if constexpr (sizeof(T) == 4) return _mm256_broadcast_ss(p);
     else return _mm256_broadcast_sd(p);
 #else
@@ -37,12 +41,13 @@ template <class T> INLINE Vec<T> broadcast(const T* p) {
 }
 template <class T> INLINE Vec<T> zero() { return Vec<T>{}; }
 
-// ---- sums over the lanes of LANES vectors at once: out[i] = sum(v[i]) ----
+// ---- sums over lanes ----
 
 template <class T> using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 
-// A tree: two vectors with the partial sums of g columns each become one with those of 2 g, by adding two picks of
-// lanes. While 2 g columns fit into 128 bits, lanes move within these only, which is cheap; then whole 128 bits move.
+// `sums` is a tree. Two vectors with the partial sums of g columns each become one vector with those of 2 g columns, by
+// adding two selections of lanes. While 2 g columns fit into 128 bits, lanes move within 128 bits, which is cheap;
+// after that, whole blocks of 128 bits move.
 constexpr int source_lane(int lane, int lanes, int unit, int g, bool second) {  // unit: lanes in 128 bits
     if (2 * g <= unit) {
         const int base = lane / unit * unit, place = lane % unit, row = place / (2 * g), within = place % (2 * g);
@@ -72,10 +77,10 @@ template <class T, int COUNT> INLINE Vec<T> sums_of(const Vec<T>* v) {
     }
 }
 
-// v has LANES vectors; lane i of the result is the sum of v[i]
+// Lane i of the result is the sum over the lanes of v[i], for LANES vectors v.
 template <class T> INLINE Vec<T> sums(const Vec<T>* v) { return sums_of<T, LANES<T>>(v); }
 
-// The sum of all lanes, by folding halves onto each other.
+// The sum over all lanes, by adding halves.
 template <class T, int HALF, std::size_t... I> INLINE Vec<T> folded(Vec<T> v, std::index_sequence<I...>) {
 #if defined(__clang__)
     return v + __builtin_shufflevector(v, v, (int(I) ^ HALF)...);
@@ -89,7 +94,7 @@ template <class T, int HALF = LANES<T> / 2> INLINE T sum(Vec<T> v) {
     else return sum<T, HALF / 2>(folded<T, HALF>(v, std::make_index_sequence<std::size_t(LANES<T>)>{}));
 }
 
-// ---- exp, to about 2 units in the last place; 0 below the smallest normal result ----
+// ---- exp, accurate to about 2 units in the last place; 0 where the result would be subnormal ----
 
 template <class T> INLINE Vec<T> exponential(Vec<T> x) {
     using I = Integer<T>;
@@ -116,13 +121,14 @@ template <class T> INLINE Vec<T> exponential(Vec<T> x) {
         p = p * (r * r) + r + T(1);
     } else {
         p = splat<T>(T(1.0 / 6227020800.0));  // Taylor to r^13: |r| <= 0.35
-        const double inverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                  1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0};
+        const double inverse[] = {
+            1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+            1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
         for (double coefficient : inverse) p = p * r + T(coefficient);
     }
     Vec<I> bits;
     static_assert(sizeof(bits) == sizeof(shifted), "");
-    std::memcpy(&bits, &shifted, sizeof bits);  // n stands in the low bits
+    std::memcpy(&bits, &shifted, sizeof bits);  // the low bits hold n
     constexpr int mantissa = single ? 23 : 52;
     Vec<I> power;
     std::memcpy(&power, &p, sizeof power);
@@ -134,18 +140,30 @@ template <class T> INLINE Vec<T> exponential(Vec<T> x) {
 
 // ---- 16-bit inputs ----
 
-struct bfloat16 { uint16_t bits; };
-struct float16 { uint16_t bits; };
+struct bfloat16 {
+    uint16_t bits;
+};
+struct float16 {
+    uint16_t bits;
+};
 
-INLINE float from_bits(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
-INLINE uint32_t to_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
+INLINE float from_bits(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+INLINE uint32_t to_bits(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
 
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE float widen(bfloat16 x) { return from_bits(uint32_t(x.bits) << 16); }
 INLINE float widen(float16 x) {
     const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
-    if (rest >= 0x7c00) return from_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);  // infinity, not a number
+    if (rest >= 0x7c00) return from_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);  // infinity, NaN
     if (rest >= 0x0400) return from_bits(sign | ((rest << 13) + (112u << 23)));
     return from_bits(sign | to_bits(float(rest) * 0x1p-24f));  // subnormal
 }
@@ -159,22 +177,28 @@ INLINE void narrow(float x, bfloat16& out) {
 }
 INLINE void narrow(float x, float16& out) {
     const uint32_t bits = to_bits(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-    if (rest > 0x7f800000) { out.bits = uint16_t(sign | 0x7e00); return; }
-    if (rest >= 0x477ff000) { out.bits = uint16_t(sign | 0x7c00); return; }  // 65520 and above round to infinity
-    if (rest < 0x38800000) {  // subnormal: let the addition round
+    if (rest > 0x7f800000) {
+        out.bits = uint16_t(sign | 0x7e00);
+        return;
+    }
+    if (rest >= 0x477ff000) {  // 65520 and above round to infinity
+        out.bits = uint16_t(sign | 0x7c00);
+        return;
+    }
+    if (rest < 0x38800000) {  // subnormal: the addition rounds
         out.bits = uint16_t(sign | (to_bits(from_bits(rest) + 0.5f) - to_bits(0.5f)));
         return;
     }
     out.bits = uint16_t(sign | (rest + 0xfff + ((rest >> 13) & 1) - (112u << 23)) >> 13);
 }
 
-// Gradients of 16-bit floats saturate: as infinity, a zero mask further up would turn them into NaN.
+// Gradients of float16 saturate: as infinity, a zero mask earlier in the network would turn them into NaN.
 template <class T, class I> INLINE void narrow_gradient(T x, I& out) {
     if constexpr (std::is_same<I, float16>::value) x = x > 65504 ? T(65504) : x < -65504 ? T(-65504) : x;
     narrow(x, out);
 }
 
-// ---- scratch memory, aligned and zeroed ----
+// ---- scratch memory, aligned to 64 bytes and zeroed ----
 
 template <class T> class Buffer {
 public:

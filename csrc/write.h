@@ -1,4 +1,8 @@
-// The scale c of a normalised rank-one write, N(tau beta v k^T) = c v k^T, and its derivative. docs/operator.md.
+// The scale c of a normalized rank-one write, N(tau beta v k^T) = c v k^T, and its derivative. docs/design/operator.md
+// derives the formula:
+//
+//     sigma = tau_inside |beta| |v| |k|,   s = sigma / max(sigma, delta)
+//     c     = tau_outside tau_inside beta gain(s) / max(sigma, delta),   gain(s) = rho^steps(s) / s
 #pragma once
 #include "arguments.h"
 #include "simd.h"
@@ -6,7 +10,7 @@
 namespace muonssm {
 namespace MUONSSM_ISA {
 
-// |x|^2 of a zero-padded row; in double where the squares leave the range of T.
+// |x|^2 of a zero-padded row; in double if the squares leave the range of T.
 template <class T> INLINE double square_norm(const T* x, int64_t padded_size) {
     Vec<T> total = zero<T>();
     for (int64_t i = 0; i < padded_size; i += LANES<T>) {
@@ -20,7 +24,9 @@ template <class T> INLINE double square_norm(const T* x, int64_t padded_size) {
     return exact;
 }
 
-struct Gain { double value, slope; };  // rho^steps(s) / s as a function of s^2, and its derivative in s^2
+struct Gain {
+    double value, slope;
+};  // gain as a function of s^2, and its derivative with respect to s^2
 
 inline Gain gain(double square, int64_t steps) {
     constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
@@ -42,7 +48,7 @@ inline double write_scale(const Write& w, double beta, double v2, double k2) {
     return tau * beta * gain(sigma / w.delta * (sigma / w.delta), w.steps).value / w.delta;
 }
 
-// `write_scale` of many steps: where the norm is above its floor it is one square root and one division.
+// `write_scale` of many steps. If all norms are above delta, each needs one square root and one division.
 template <class T>
 void write_scales(const Write& w, int64_t steps, const T* beta, const double* v2, const double* k2, T* c) {
     if (w.steps < 0) {
@@ -60,14 +66,16 @@ void write_scales(const Write& w, int64_t steps, const T* beta, const double* v2
     for (int64_t t = 0; t < steps; ++t) c[t] = T(write_scale(w, beta[t], v2[t], k2[t]));
 }
 
-// Given dc: the gradient of beta, and the factors by which v and k enter their own gradients (dv += dv_v * v).
-struct WriteGradient { double beta, v, k; };
+// From dc: the gradient of beta, and the factors v and k with which dv += v * (the value), dk += k * (the key).
+struct WriteGradient {
+    double beta, v, k;
+};
 
 inline WriteGradient write_gradient(const Write& w, double beta, double v2, double k2, double c, double dc) {
     const double tau = w.tau_inside * w.tau_outside;
     if (w.steps < 0) return {tau * dc, 0, 0};
     const double sigma = w.tau_inside * std::fabs(beta) * std::sqrt(v2) * std::sqrt(k2);
-    if (sigma > w.delta) return {0, -c * dc / v2, -c * dc / k2};  // c is a constant over |v| |k|; beta cancels
+    if (sigma > w.delta) return {0, -c * dc / v2, -c * dc / k2};  // c is a constant divided by |v| |k|; beta cancels
     // c = tau beta gain(sigma^2 / delta^2) / delta, with sigma^2 = (tau_inside beta)^2 v2 k2
     const double tb = w.tau_inside * beta / w.delta, square = tb * tb * v2 * k2;
     const Gain g = gain(square, w.steps);

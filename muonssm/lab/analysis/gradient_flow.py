@@ -1,9 +1,9 @@
-"""How much of the loss's gradient reaches the memory of earlier steps (the paper's appendix C.2).
+"""The gradient of the loss with respect to the memory of earlier steps (appendix C.2 of the paper).
 
     g_S(n) = |dL / dS_n|,   g_M(n) = |dL / dM_n|        Frobenius norms over all heads of a layer, mean over sequences
 
-L is the loss of one sequence. By replay: a zero that is added to the state handed on from step n to the next has that
-gradient. What step n itself reads is not in it.
+L is the loss of one sequence. Replay adds a zero tensor to the state that step n hands to step n + 1; the gradient of
+that zero is dL / dS_n. The output of step n itself does not contribute to it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .replay import Visitor, evenly, replaying
+from .replay import Visitor, evenly_spaced, replaying
 
 
 class GradientProfile(NamedTuple):
-    """`[layers, T]` each, after the steps `[T]`."""
+    """Gradient norms of S and M `[layers, T]` after the steps `[T]`."""
 
     steps: np.ndarray
     S: np.ndarray
     M: np.ndarray
 
 
-class Probes(Visitor):
-    """Adds zeros to the states after chosen steps, to see their gradients: `S[layer]`, a list of `[B, H, d, m]`."""
+class ZeroProbes(Visitor):
+    """Adds zeros that require gradients to the states after at most `count` evenly spaced steps.
+
+    `S[layer]` and `M[layer]` are lists of `[B, H, d, m]`, one per step of `steps[layer]`.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -35,38 +38,38 @@ class Probes(Visitor):
         self.S: dict[int, list[Tensor]] = {}
         self.M: dict[int, list[Tensor]] = {}
 
-    def stops(self, layer: int, length: int) -> Sequence[int]:
-        self.steps[layer] = evenly(length - 1, self.count)
+    def segment_ends(self, layer: int, length: int) -> Sequence[int]:
+        self.steps[layer] = evenly_spaced(length - 1, self.count)
         self.S[layer], self.M[layer] = [], []
         return (*self.steps[layer], length)
 
-    def leave(self, layer: int, step: int, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-        if len(self.S[layer]) == len(self.steps[layer]):  # nothing comes after the last step
+    def after_segment(self, layer: int, step: int, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+        if len(self.S[layer]) == len(self.steps[layer]):  # no step reads the state after the last one
             return S, M
-        zeros = [torch.zeros_like(X, requires_grad=True) for X in (S, M)]
-        self.S[layer].append(zeros[0])
-        self.M[layer].append(zeros[1])
-        return S + zeros[0], M + zeros[1]
+        zero_S, zero_M = (torch.zeros_like(X, requires_grad=True) for X in (S, M))
+        self.S[layer].append(zero_S)
+        self.M[layer].append(zero_M)
+        return S + zero_S, M + zero_M
 
 
 def gradients(model: nn.Module, batch: Mapping[str, Any], count: int = 64) -> GradientProfile:
-    """Norms of the gradient along the steps, in every layer."""
-    probes = Probes(count)
+    """Compute gradient norms of S and M in every layer, after at most `count` evenly spaced steps."""
+    probes = ZeroProbes(count)
     model.eval()
     with torch.enable_grad(), replaying(model, probes):
         loss = model(**batch)["loss"]
-        zeros = [zero for kind in (probes.S, probes.M) for layer in kind.values() for zero in layer]
-        found = torch.autograd.grad(loss, zeros, allow_unused=True)
+        zeros = [zero for states in (probes.S, probes.M) for layer in states.values() for zero in layer]
+        of_zeros = torch.autograd.grad(loss, zeros, allow_unused=True)
     sequences = zeros[0].shape[0]
-    norms = iter(_norm(gradient, sequences) for gradient in found)
-    S, M = ([[next(norms) for _ in layer] for layer in kind.values()] for kind in (probes.S, probes.M))
-    shortest = min(len(row) for row in S)
-    cut = [np.array([row[:shortest] for row in kind]) for kind in (S, M)]
+    norms = iter(_norm_per_sequence(gradient, sequences) for gradient in of_zeros)
+    S, M = ([[next(norms) for _ in layer] for layer in states.values()] for states in (probes.S, probes.M))
+    shortest = min(len(layer) for layer in S)
+    cut = [np.array([layer[:shortest] for layer in layers]) for layers in (S, M)]
     return GradientProfile(np.array(probes.steps[0][:shortest]), *cut)
 
 
-def _norm(gradient: Tensor | None, sequences: int) -> float:
-    """Of the loss of one sequence: a batch's loss is the mean of theirs."""
+def _norm_per_sequence(gradient: Tensor | None, sequences: int) -> float:
+    """The mean norm for the loss of one sequence; the loss of a batch is the mean of theirs, hence the factor."""
     if gradient is None:
         return 0.0
     return sequences * gradient.double().flatten(1).norm(dim=1).mean().item()

@@ -1,41 +1,63 @@
-"""Time of training against the length of sequences: whether Muon stays linear, and what it costs."""
+"""The analysis `scaling` of an experiment: time of a training step against the length of the sequences."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from muonssm.lab.bench.measure import best_seconds, exponent
-from muonssm.lab.core.task import Task
+from muonssm.lab.core.experiment import Experiment
+from muonssm.lab.core.timing import best_seconds, fit_exponent
 from muonssm.lab.report import figures
 
-from .case import Case
 from .result import Result
-from .variants import own_muon
+from .variants import muon_of
 
 LENGTHS = (128, 256, 512, 1024, 2048)
-ROUNDS, BUDGET = 5, 6.0
+MAX_SEQUENCES = 16
+ROUNDS, SECONDS_PER_MODEL = 5, 6.0
 PAPER = (
-    "Time per epoch grows alike with the length, plain and with Muon: a constant factor more (a figure, no numbers)."
+    "The time per epoch grows with the length in the same way, plain and with Muon, up to a constant factor (a figure "
+    "without numbers)."
 )
 
 
-def noise(task: Task, metadata: dict[str, Any], size: int, length: int) -> dict[str, Tensor]:
-    """Noise in the form of the task's batches, of one length."""
+def analyze_scaling(experiment: Experiment) -> Result:
+    """Seconds per training step at several lengths, plain and with Muon, measured in turns."""
+    result = Result("scaling", "Time against sequence length", PAPER)
+    recipe, metadata = experiment.recipe, experiment.metadata()
+    sequences = min(MAX_SEQUENCES, recipe.training.batch_size)
+    tasks = {"plain": recipe.task.plain(), "muon": recipe.task.with_muon(muon_of(recipe))}
+    models = {variant: task.build_model(metadata) for variant, task in tasks.items()}
+    seconds: dict[str, list[float]] = {variant: [] for variant in models}
+    for length in LENGTHS:
+        batch = random_batch(metadata, sequences, length)
+        steps = {variant: _training_step(model, batch) for variant, model in models.items()}
+        for variant, best in best_seconds(steps, ROUNDS, SECONDS_PER_MODEL).items():
+            seconds[variant].append(best)
+    _add_times(result, seconds, sequences)
+    metrics = experiment.folder(experiment.trained_runs[0]).read("metrics.json")
+    per_epoch = metrics["steps"] / metrics["epochs"] if metrics.get("epochs") else None
+    threads = torch.get_num_threads()
+    result.settings = {"threads": threads, "sequences": sequences, "training steps per epoch": per_epoch}
+    return result
+
+
+def random_batch(metadata: Mapping[str, Any], sequences: int, length: int) -> dict[str, Tensor]:
+    """A random batch of any length: sensor channels with a class each, or tokens, as the metadata of the data says."""
     generator = torch.Generator().manual_seed(0)
     if "channels" in metadata and "mean" in metadata:
-        x = torch.randn(size, length, len(metadata["channels"]), generator=generator)
-        return {"x": x, "labels": torch.randint(len(metadata["classes"]), (size,), generator=generator)}
-    tokens = torch.randint(metadata["vocab_size"], (size, length), generator=generator)
+        x = torch.randn(sequences, length, len(metadata["channels"]), generator=generator)
+        return {"x": x, "labels": torch.randint(len(metadata["classes"]), (sequences,), generator=generator)}
+    tokens = torch.randint(metadata["vocab_size"], (sequences, length), generator=generator)
     return {"input_ids": tokens, "labels": tokens}
 
 
-def step_of(model: nn.Module, batch: dict[str, Tensor]) -> Callable[[], None]:
-    """Forward and backward."""
+def _training_step(model: nn.Module, batch: dict[str, Tensor]) -> Callable[[], None]:
+    """A function that runs forward and backward."""
     parameters = [p for p in model.train().parameters() if p.requires_grad]
 
     def step() -> None:
@@ -44,32 +66,20 @@ def step_of(model: nn.Module, batch: dict[str, Tensor]) -> Callable[[], None]:
     return step
 
 
-def scaling(case: Case) -> Result:
-    """Seconds of a training step at several lengths, plain and Muon, taking turns."""
-    result = Result("scaling", "Time against length", PAPER)
-    metadata, size = case.metadata(), min(16, case.recipe.training.batch_size)
-    tasks = {"plain": case.recipe.task.plain(), "muon": case.recipe.task.with_muon(own_muon(case.recipe))}
-    models = {kind: task.build_model(metadata) for kind, task in tasks.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in models}
-    for length in LENGTHS:
-        batch = noise(case.recipe.task, metadata, size, length)
-        best = best_seconds({kind: step_of(model, batch) for kind, model in models.items()}, ROUNDS, BUDGET)
-        for kind, value in best.items():
-            seconds[kind].append(value)
-    ratios = [m / p for m, p in zip(seconds["muon"], seconds["plain"], strict=True)]
-    points = {kind: [list(zip(map(float, LENGTHS), values, strict=True))] for kind, values in seconds.items()}
-    picture = figures.lines(points, "steps of a sequence", "seconds", log_x=True, log_y=True, legend=True)
-    result.figure(f"Seconds of a training step, {size} sequences", picture)
-    rows = [[kind, *(f"{value:.3f}" for value in values)] for kind, values in seconds.items()]
-    rows.append(["muon over plain", *(f"{value:.2f}" for value in ratios)])
-    result.table("Seconds of a training step, the best of several", ["", *(f"L = {n}" for n in LENGTHS)], rows)
-    powers = {kind: exponent(list(LENGTHS), values) for kind, values in seconds.items()}
+def _add_times(result: Result, seconds: Mapping[str, list[float]], sequences: int) -> None:
+    """Add the figure, the table, and the growth of time with length."""
+    ratios = [muon / plain for muon, plain in zip(seconds["muon"], seconds["plain"], strict=True)]
+    curves = {variant: [list(zip(map(float, LENGTHS), times, strict=True))] for variant, times in seconds.items()}
+    figure = figures.lines(curves, "sequence length", "seconds", log_x=True, log_y=True)
+    result.add_figure(f"Seconds per training step, {sequences} sequences", figure)
+    rows = [[variant, *(f"{time:.3f}" for time in times)] for variant, times in seconds.items()]
+    rows.append(["muon over plain", *(f"{ratio:.2f}" for ratio in ratios)])
+    head = ["", *(f"L = {length}" for length in LENGTHS)]
+    result.add_table(f"Seconds per training step, best of {ROUNDS}", head, rows)
+    exponents = {variant: fit_exponent(list(LENGTHS), times) for variant, times in seconds.items()}
     result.found.append(
-        f"Time grows as length to the power {powers['plain']:.2f} (plain) and {powers['muon']:.2f} (Muon); a step with "
-        f"Muon takes {statistics.fmean(ratios):.2f} times a plain one ({min(ratios):.2f} to {max(ratios):.2f})."
+        f"Time grows as length to the power {exponents['plain']:.2f} (plain) and {exponents['muon']:.2f} (Muon). A "
+        f"training step with Muon takes {statistics.fmean(ratios):.2f} times as long as a plain one ({min(ratios):.2f} "
+        f"to {max(ratios):.2f})."
     )
-    steps = case.subjects[0].folder.read("metrics.json")
-    per_epoch = steps["steps"] / steps["epochs"] if steps.get("epochs") else None
-    result.settings = {"threads": torch.get_num_threads(), "sequences": size, "steps of an epoch": per_epoch}
-    result.data = {"lengths": LENGTHS, "seconds": seconds, "muon over plain": ratios, "powers": powers}
-    return result
+    result.data = {"lengths": LENGTHS, "seconds": seconds, "muon over plain": ratios, "powers": exponents}

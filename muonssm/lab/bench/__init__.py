@@ -1,1 +1,1 @@
-"""Measuring: our implementations and their peers side by side in one run. Speeds are reported as ratios."""
+"""Benchmarks of our implementations and their peers, side by side in one process. Speeds are reported as ratios."""

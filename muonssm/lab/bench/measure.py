@@ -1,39 +1,30 @@
-"""Time and memory of functions that do the same job, fit for a noisy machine."""
+"""Functions to time, their peak memory, and the check that a contender computes the right result."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.profiler import profile
 
+TOLERANCE = 1e-4  # largest relative RMS error of a contender
 
-def best_seconds(functions: Mapping[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, float]:
-    """The best time of each function over `rounds` rounds in turn, after one call to warm up.
 
-    Taking turns gives every function the same share of a machine's bad moments; the best of several is what remains
-    when nothing interferes. A function that has used up `budget` seconds sits out the remaining rounds.
-    """
-    best: dict[str, float] = {}
-    spent = dict.fromkeys(functions, 0.0)
-    for round_ in range(rounds + 1):
-        for name, function in functions.items():
-            if spent[name] > budget and name in best:
-                continue
-            start = time.perf_counter()
-            function()
-            seconds = time.perf_counter() - start
-            spent[name] += seconds
-            if round_ > 0 or seconds > budget:
-                best[name] = min(seconds, best.get(name, seconds))
-    return best
+def check_close(name: str, actual: Tensor, expected: Tensor) -> None:
+    """Raise unless a contender's result is right, so that no time is reported for a wrong one; nan is wrong."""
+    if actual.shape != expected.shape:
+        raise RuntimeError(
+            f"{name} must have shape {list(expected.shape)}, got {list(actual.shape)}; no time is reported"
+        )
+    error = ((actual - expected).norm() / expected.norm()).item()
+    if not error <= TOLERANCE:
+        raise RuntimeError(f"{name} must have a relative error <= {TOLERANCE:g}, got {error:.2e}; no time is reported")
 
 
 def repeated(function: Callable[[], object], times: int) -> Callable[[], object]:
-    """`function` many times in a row: for jobs of microseconds, as decoding does them."""
+    """Call `function` many times in a row, for jobs of microseconds such as decoding."""
 
     def run() -> None:
         for _ in range(times):
@@ -43,7 +34,7 @@ def repeated(function: Callable[[], object], times: int) -> Callable[[], object]
 
 
 def forward(function: Callable[[], Tensor]) -> Callable[[], object]:
-    """`function` as inference runs it."""
+    """Call `function` without gradients, as in inference."""
 
     def run() -> Tensor:
         with torch.no_grad():
@@ -55,12 +46,12 @@ def forward(function: Callable[[], Tensor]) -> Callable[[], object]:
 def training(
     function: Callable[[], Tensor], weight: Tensor, inputs: tuple[Tensor, ...]
 ) -> Callable[[], tuple[Tensor | None, ...]]:
-    """`function` and the gradients of a weighted sum of what it returns in those `inputs` it depends on."""
+    """Call `function` and compute the gradients of its output, weighted by `weight`, with respect to `inputs`."""
     return lambda: torch.autograd.grad(function(), inputs, weight, allow_unused=True)
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The most that tensors allocated by `function` hold at one time, from the allocator's own record."""
+    """The largest number of bytes that tensors allocated by `function` hold at one time, from torch's profiler."""
     with profile(profile_memory=True) as profiler:
         function()
     total = peak = 0
@@ -72,16 +63,9 @@ def peak_bytes(function: Callable[[], object]) -> int:
     return peak
 
 
-def exponent(lengths: list[int], values: list[float]) -> float:
-    """The p of the least-squares fit value ~ length^p."""
-    x, y = (torch.tensor(v, dtype=torch.float64).log() for v in (lengths, values))
-    x, y = x - x.mean(), y - y.mean()
-    return ((x * y).sum() / (x * x).sum()).item()
-
-
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """torch on `count` threads for a while."""
+    """Run torch on `count` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

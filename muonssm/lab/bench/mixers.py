@@ -1,6 +1,6 @@
 """`muonssm bench --mixers`: a training step of every mixer, plain and with Muon, beside transformers' own module.
 
-Where transformers has the module, ours gets its weights, and its output is compared before anything is timed.
+Where transformers has the module, ours gets its weights, and the outputs are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from muonssm.lab.core.timing import best_seconds
 from muonssm.layers import Mixer, build_mixer, from_transformers
 from muonssm.ops import Muon
 
-from .measure import best_seconds, threads, training
-from .operators import Row, table, write_record
-from .workloads import TOLERANCE
+from .measure import check_close, threads, training
+from .record import LEGEND, Row, rows_of, table, write_record
 
-Contenders = dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]
+Contenders = dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]  # the layer, and a function that returns y
 WIDTH, LENGTH, BATCH = 256, 1024, 4
 BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {}),
@@ -32,8 +32,8 @@ BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def originals() -> dict[str, nn.Module]:
-    """transformers' modules of this width, with the dimensions ours have by default."""
+def transformers_modules() -> dict[str, nn.Module]:
+    """transformers' modules of this width, with the dimensions that ours have by default."""
     from transformers import Mamba2Config, MambaConfig, Qwen3NextConfig
     from transformers.models.mamba.modeling_mamba import MambaMixer
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
@@ -54,37 +54,36 @@ def originals() -> dict[str, nn.Module]:
 
 
 def contenders(name: str, module: nn.Module | None) -> Contenders:
-    """Who takes part: the layer, and how it is called."""
+    """Our mixer, plain and with Muon, and transformers' module if there is one, all with the same weights."""
     backbone, dims = BACKBONES[name]
     ours: dict[str, Mixer] = {}
-    for kind, muon in (("plain", Muon.off()), ("muon", Muon())):
+    for variant, muon in (("plain", Muon.off()), ("muon", Muon())):
         torch.manual_seed(0)
-        ours[kind] = build_mixer(backbone, WIDTH, muon, **dims) if module is None else from_transformers(module, muon)
-    everyone: Contenders = {kind: (mixer, partial(output_of, mixer)) for kind, mixer in ours.items()}
-    return everyone if module is None else {**everyone, "transformers": (module, module)}
+        ours[variant] = (
+            build_mixer(backbone, WIDTH, muon, **dims) if module is None else from_transformers(module, muon)
+        )
+    all_contenders: Contenders = {variant: (mixer, partial(_output, mixer)) for variant, mixer in ours.items()}
+    return all_contenders if module is None else {**all_contenders, "transformers": (module, module)}
 
 
-def output_of(mixer: Mixer, x: Tensor) -> Tensor:
-    """y alone."""
+def _output(mixer: Mixer, x: Tensor) -> Tensor:
+    """y alone, without the state."""
     return mixer(x)[0]
 
 
 @torch.no_grad()
 def check(name: str, everyone: Contenders, x: Tensor) -> None:
-    """No speed is reported for a wrong result."""
-    if "transformers" not in everyone:
-        return
-    found, wanted = everyone["plain"][1](x), everyone["transformers"][1](x)
-    error = ((found - wanted).norm() / wanted.norm()).item()
-    if not error <= TOLERANCE:
-        raise RuntimeError(f"{name} is off by {error:.2e} (it may be {TOLERANCE:g}): no speed is reported")
+    """Check our plain mixer against transformers' module, if there is one."""
+    if "transformers" in everyone:
+        check_close(name, everyone["plain"][1](x), everyone["transformers"][1](x))
 
 
 def run(output: Path, rounds: int, thread_count: int) -> int:
-    """All mixers; prints the table and writes mixers.json into `output`."""
+    """Time all mixers, print the table and write mixers.json into `output`."""
     from tqdm import tqdm
 
-    rows, metadata, modules = [], {}, originals()
+    rows: list[Row] = []
+    summary, modules = {}, transformers_modules()
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, BATCH, LENGTH, WIDTH, generator=generator)
     x.requires_grad_()
@@ -94,17 +93,16 @@ def run(output: Path, rounds: int, thread_count: int) -> int:
             everyone = contenders(name, modules.get(name))
             check(name, everyone, x[:, :128])
             steps = {
-                kind: training(partial(call, x), weight, (x, *layer.parameters()))
-                for kind, (layer, call) in everyone.items()
+                contender: training(partial(call, x), weight, (x, *layer.parameters()))
+                for contender, (layer, call) in everyone.items()
             }
             seconds = best_seconds(steps, rounds, budget=20.0)
-            title = f"{name}, training step"
-            rows += [Row(title, kind, 1e3 * value, value / seconds["plain"]) for kind, value in seconds.items()]
-            metadata[f"muon over plain, {name}"] = seconds["muon"] / seconds["plain"]
-            if "transformers" in seconds:
-                metadata[f"transformers over plain, {name}"] = seconds["transformers"] / seconds["plain"]
+            rows += rows_of(f"{name}, training step", seconds, "plain")
+            for contender in ("muon", "transformers"):
+                if contender in seconds:
+                    summary[f"{contender} over plain, {name}"] = seconds[contender] / seconds["plain"]
     print(f"\nd_model {WIDTH}, {BATCH} sequences of {LENGTH} steps, float32, {thread_count} threads")
-    print(table(rows, metadata))
-    print("\nms: best of several, in turns; x: times the first of the section (more than 1 is slower than it)")
-    write_record(output / "mixers.json", thread_count, rows, metadata)
+    print(table(rows, summary))
+    print(f"\n{LEGEND}")
+    write_record(output / "mixers.json", thread_count, rows, summary)
     return 0

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from muonssm.lab.core.timing import best_seconds
 from muonssm.layers import export_weights
 from muonssm.models.activity import ActivityClassifier, ActivityModelConfig
 from muonssm.ops import Muon
 
-from .measure import best_seconds, threads
-from .operators import Row, table, write_record
-from .workloads import TOLERANCE
+from .measure import check_close, threads
+from .record import rows_of, table, write_record
 
 BATCH, LENGTH, CHANNELS, CLASSES = 16, 512, 6, 7
-WINDOWS = 409  # of the training part of `watch`, for the time of an epoch
+WINDOWS = 409  # in the training set of the recipe `watch`, for the time per epoch
 
 
 class TransformersMixer(nn.Module):
-    """transformers' `MambaMixer` with `use_mambapy=True` and the weights of `mixer`, called as ours are."""
+    """transformers' `MambaMixer` with `use_mambapy=True` and the weights of `mixer`, with the signature of ours."""
 
     def __init__(self, mixer: Any) -> None:
         super().__init__()
@@ -42,27 +42,25 @@ class TransformersMixer(nn.Module):
 
 
 def networks() -> dict[str, ActivityClassifier]:
-    """The recipe's network on our mixers, plain and with Muon, and on transformers': one set of weights for all."""
+    """The recipe's network with our mixers, plain and with Muon, and with transformers' mixers; equal weights."""
     models = {}
     for name, muon in (("plain", Muon.off()), ("muon", Muon())):
         torch.manual_seed(0)
         models[name] = ActivityClassifier(ActivityModelConfig("mamba"), muon, CHANNELS, CLASSES)
-    theirs = copy.deepcopy(models["plain"])
-    theirs.mixers = nn.ModuleList(TransformersMixer(mixer) for mixer in theirs.mixers)
-    return {**models, "transformers": theirs}
+    peer = copy.deepcopy(models["plain"])
+    peer.mixers = nn.ModuleList(TransformersMixer(mixer) for mixer in peer.mixers)
+    return {**models, "transformers": peer}
 
 
+@torch.no_grad()
 def check(models: dict[str, ActivityClassifier], x: Tensor) -> None:
-    """No speed is reported for a wrong result."""
-    with torch.no_grad():
-        found, wanted = (models[name].eval()(x)["logits"] for name in ("plain", "transformers"))
-    error = ((found - wanted).norm() / wanted.norm()).item()
-    if not error <= TOLERANCE:
-        raise RuntimeError(f"plain is off by {error:.2e} (it may be {TOLERANCE:g}): no speed is reported")
+    """Check our plain network against the one with transformers' mixers."""
+    actual, expected = (models[name].eval()(x)["logits"] for name in ("plain", "transformers"))
+    check_close("plain", actual, expected)
 
 
-def step_of(model: ActivityClassifier, x: Tensor, labels: Tensor) -> Callable[[], None]:
-    """Forward, backward, clipping and Adam."""
+def training_step(model: ActivityClassifier, x: Tensor, labels: Tensor) -> Callable[[], None]:
+    """A function that runs forward, backward, gradient clipping and Adam."""
     optimizer = torch.optim.Adam(model.train().parameters(), lr=1e-3, weight_decay=1e-4)
 
     def step() -> None:
@@ -75,20 +73,21 @@ def step_of(model: ActivityClassifier, x: Tensor, labels: Tensor) -> Callable[[]
 
 
 def run(output: Path, rounds: int, thread_count: int) -> int:
-    """Prints the table and writes training.json into `output`."""
+    """Print the table and write training.json into `output`."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, LENGTH, CHANNELS, generator=generator)
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
     with threads(thread_count):
         models = networks()
         check(models, x[:, :64])
-        seconds = best_seconds({name: step_of(model, x, labels) for name, model in models.items()}, rounds, budget=60.0)
-    rows = [Row("activity recipe, Mamba, training step", n, 1e3 * s, s / seconds["plain"]) for n, s in seconds.items()]
-    epoch = -(-WINDOWS // BATCH)
-    metadata = {f"seconds an epoch of watch, {name}": epoch * value for name, value in seconds.items()}
-    metadata["transformers over plain"] = seconds["transformers"] / seconds["plain"]
-    metadata["muon over plain"] = seconds["muon"] / seconds["plain"]
-    print(f"\nd_model 128, d_state 64, {BATCH} windows of {LENGTH}, two layers, float32, {thread_count} threads")
-    print(table(rows, metadata))
-    write_record(output / "training.json", thread_count, rows, metadata)
+        steps = {name: training_step(model, x, labels) for name, model in models.items()}
+        seconds = best_seconds(steps, rounds, budget=60.0)
+    rows = rows_of("activity recipe, Mamba, training step", seconds, "plain")
+    steps_per_epoch = -(-WINDOWS // BATCH)
+    summary = {f"seconds per epoch of watch, {name}": steps_per_epoch * value for name, value in seconds.items()}
+    summary["transformers over plain"] = seconds["transformers"] / seconds["plain"]
+    summary["muon over plain"] = seconds["muon"] / seconds["plain"]
+    print(f"\nd_model 128, d_state 64, {BATCH} windows of {LENGTH} steps, two layers, float32, {thread_count} threads")
+    print(table(rows, summary))
+    write_record(output / "training.json", thread_count, rows, summary)
     return 0

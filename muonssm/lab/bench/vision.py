@@ -1,4 +1,4 @@
-"""`muonssm bench --vision`: training steps of MambaVision-T at 224 pixels, plain and with Muon; the scans' share."""
+"""`muonssm bench --vision`: a training step of MambaVision-T at 224 pixels, plain and with Muon; the scans' share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from muonssm.lab.core.timing import best_seconds
 from muonssm.models.vision import MambaVision, mambavision_tiny
 from muonssm.ops import Muon
 
-from .measure import best_seconds, threads
-from .operators import Row, table, write_record
+from .measure import threads
+from .record import rows_of, table, write_record
 
 BATCH, CHANNELS, PIXELS, CLASSES = 8, 3, 224, 1000
-SCANS = ("muonssm::selective_native", "muonssm::selective_native_backward")  # as the profiler knows them
+SCANS = ("muonssm::selective_native", "muonssm::selective_native_backward")  # their names in the profiler
 
 
 def networks() -> dict[str, MambaVision]:
-    """With one set of weights."""
+    """The network, plain and with Muon, with equal weights."""
     models = {}
     for name, muon in (("plain", Muon.off()), ("muon", Muon())):
         torch.manual_seed(0)
@@ -29,8 +30,8 @@ def networks() -> dict[str, MambaVision]:
     return models
 
 
-def step_of(model: MambaVision, x: Tensor, labels: Tensor) -> Callable[[], None]:
-    """Forward, backward and an update."""
+def training_step(model: MambaVision, x: Tensor, labels: Tensor) -> Callable[[], None]:
+    """A function that runs forward, backward and AdamW."""
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4, weight_decay=0.05, foreach=True)
 
     def step() -> None:
@@ -42,30 +43,30 @@ def step_of(model: MambaVision, x: Tensor, labels: Tensor) -> Callable[[], None]
 
 
 def share_of_scans(step: Callable[[], None]) -> float:
-    """What part of a step's time is spent in the scans, forward and backward."""
+    """The share of a step's time that the selective scans take, forward and backward."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()
     events = profiler.key_averages()
     scans = sum(event.cpu_time_total for event in events if event.key in SCANS)
     total = sum(event.self_cpu_time_total for event in events)
     if scans == 0:
-        raise RuntimeError(f"the profiler saw none of {SCANS}: no share is reported")
+        raise RuntimeError(f"the profiler recorded none of {', '.join(SCANS)}; no share is reported")
     return scans / total
 
 
 def run(output: Path, rounds: int, thread_count: int) -> int:
-    """Prints the table and writes vision.json into `output`."""
+    """Print the table and write vision.json into `output`."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, CHANNELS, PIXELS, PIXELS, generator=generator)
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
     with threads(thread_count):
-        steps = {name: step_of(model, x, labels) for name, model in networks().items()}
+        steps = {name: training_step(model, x, labels) for name, model in networks().items()}
         seconds = best_seconds(steps, rounds, budget=120.0)
         shares = {name: share_of_scans(step) for name, step in steps.items()}
-    rows = [Row("MambaVision-T, training step", n, 1e3 * s, s / seconds["plain"]) for n, s in seconds.items()]
-    metadata = {f"share of the scans, {name}": share for name, share in shares.items()}
-    metadata["muon over plain"] = seconds["muon"] / seconds["plain"]
-    print(f"\n{BATCH} images of {PIXELS} x {PIXELS}, float32, {thread_count} threads")
-    print(table(rows, metadata))
-    write_record(output / "vision.json", thread_count, rows, metadata)
+    rows = rows_of("MambaVision-T, training step", seconds, "plain")
+    summary = {f"share of the scans, {name}": share for name, share in shares.items()}
+    summary["muon over plain"] = seconds["muon"] / seconds["plain"]
+    print(f"\n{BATCH} images of {PIXELS} x {PIXELS} pixels, float32, {thread_count} threads")
+    print(table(rows, summary))
+    write_record(output / "vision.json", thread_count, rows, summary)
     return 0

@@ -1,7 +1,7 @@
-"""The jobs that are timed: inputs as a layer would make them, our implementations, and the peers on the same inputs.
+"""Workloads of the operator benchmark: inputs as a layer makes them, our implementations, and peers on the same inputs.
 
-Peers come from installed packages. A contender's output is compared with a float64 reference of what it computes before
-it is timed: `muon` with momentum and normalisation, `plain` without, `attention`.
+Peers come from installed packages. Before a contender is timed, its output is compared with the float64 result of the
+function that it computes: `muon` (with momentum and normalization), `plain` (without) or `attention`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 
-TOLERANCE = 1e-4  # relative RMS to float64 that a contender may be off
+from .measure import check_close
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who does the job, and what its output is to be compared with."""
+    """An implementation to time, and the name of the function that it computes."""
 
     name: str
     run: Callable[[], Tensor]
@@ -29,7 +29,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class MemoryWorkload:
-    """B sequences of L steps, H heads, float32: unit queries and keys, gates in their usual range."""
+    """The matrix memory: B sequences of L steps, H heads, float32; unit queries and keys, gates in the usual range."""
 
     q: Tensor
     k: Tensor
@@ -50,7 +50,7 @@ class MemoryWorkload:
         return self.q, self.k, self.v, self.log_alpha, self.beta
 
     def ours(self, impl: str, muon: Muon, eta: float = 1.0) -> Callable[[], Tensor]:
-        """Our operator with `impl`, as a function without arguments."""
+        """A function that calls our operator with `impl`."""
         return lambda: muon_memory(*self.inputs, eta=eta, muon=muon, impl=impl)[0]
 
     def contender(self, impl: str) -> Contender:
@@ -59,21 +59,24 @@ class MemoryWorkload:
     def plain(self, impl: str) -> Contender:
         return Contender(f"{impl}, plain", self.ours(impl, Muon.off()), "plain")
 
-    def gated_delta_rule(self, kind: str) -> Contender:
-        """transformers' `torch_{chunk,recurrent}_gated_delta_rule`: no momentum, no normalisation. Scales q itself."""
+    def gated_delta_rule(self, form: str) -> Contender:
+        """transformers' `torch_{chunk,recurrent}_gated_delta_rule`: no momentum, no normalization.
+
+        It divides q by sqrt(m) itself, hence the factor.
+        """
         from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-        rule = getattr(qwen3_next, f"torch_{kind}_gated_delta_rule")
+        rule = getattr(qwen3_next, f"torch_{form}_gated_delta_rule")
         scale = self.q.shape[-1] ** 0.5
         return Contender(
-            f"transformers {kind}",
+            f"transformers {form}",
             lambda: rule(self.q * scale, self.k, self.v, g=self.log_alpha, beta=self.beta, initial_state=None,
                          output_final_state=True)[0],
             "plain",
         )  # fmt: skip
 
     def attention(self) -> Contender:
-        """torch's causal `scaled_dot_product_attention`."""
+        """Causal `scaled_dot_product_attention` of torch."""
 
         def run() -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (self.q, self.k, self.v))
@@ -81,20 +84,20 @@ class MemoryWorkload:
 
         return Contender("causal attention", run, "attention")
 
-    def wanted(self, computes: str) -> Tensor:
-        """The float64 truth for `computes`."""
+    def expected(self, computes: str) -> Tensor:
+        """The float64 result of the function `computes`."""
         wide = [x.detach().double() for x in self.inputs]
         if computes == "attention":
             q, k, v = (x.transpose(1, 2) for x in wide[:3])
-            later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-            weight = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf).softmax(-1)
+            future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+            weight = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(future, -torch.inf).softmax(-1)
             return (weight @ v).transpose(1, 2)
         return muon_memory(*wide, muon=Muon() if computes == "muon" else Muon.off(), impl="reference")[0]
 
 
 @dataclass(frozen=True)
 class SelectiveWorkload:
-    """B sequences of L steps, D channels, N states, float32, as in Mamba."""
+    """The selective scan of Mamba: B sequences of L steps, D channels, N states, float32."""
 
     x: Tensor
     dt: Tensor
@@ -122,7 +125,7 @@ class SelectiveWorkload:
         return Contender(f"{impl}, plain", run, "plain")
 
     def mambapy(self) -> Contender:
-        """mambapy's `pscan`, as transformers' Mamba calls it with `use_mambapy=True`: no momentum."""
+        """`pscan` of mambapy, called as transformers' Mamba does with `use_mambapy=True`: no momentum."""
         from mambapy.pscan import pscan
 
         def run() -> Tensor:
@@ -132,15 +135,15 @@ class SelectiveWorkload:
 
         return Contender("mambapy pscan", run, "plain")
 
-    def wanted(self, computes: str) -> Tensor:
-        """The float64 truth for `computes`."""
+    def expected(self, computes: str) -> Tensor:
+        """The float64 result of the function `computes`."""
         wide = [t.detach().double() for t in self.inputs]
         return muon_selective_scan(*wide, muon=Muon() if computes == "muon" else Muon.off(), impl="reference")[0]
 
 
 @dataclass(frozen=True)
 class DecodeWorkload:
-    """One step of B sequences from a state, without gradients."""
+    """One decoding step of B sequences from a given state, without gradients."""
 
     step: MemoryWorkload
     state: MemoryState
@@ -155,7 +158,7 @@ class DecodeWorkload:
         return Contender(impl, lambda: muon_memory(*self.step.inputs, muon=muon, state=self.state, impl=impl)[0])
 
     def transformers(self) -> Contender:
-        """transformers' `torch_recurrent_gated_delta_rule` on one token."""
+        """`torch_recurrent_gated_delta_rule` of transformers on one token."""
         from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule as rule
 
         w, S = self.step, self.state.S.mT.contiguous()
@@ -166,8 +169,8 @@ class DecodeWorkload:
             "plain",
         )
 
-    def wanted(self, computes: str) -> Tensor:
-        """The float64 truth for `computes`."""
+    def expected(self, computes: str) -> Tensor:
+        """The float64 result of the function `computes`."""
         wide = [x.double() for x in self.step.inputs]
         state = MemoryState(*(x.double() for x in self.state))
         muon = Muon() if computes == "muon" else Muon.off()
@@ -178,15 +181,10 @@ Workload = MemoryWorkload | SelectiveWorkload | DecodeWorkload
 
 
 def check(workload: Workload, contenders: list[Contender]) -> None:
-    """No speed is reported for a wrong result."""
-    truths: dict[str, Tensor] = {}
+    """Check the outputs of all contenders, so that no time is reported for a wrong result."""
+    expected: dict[str, Tensor] = {}
     with torch.no_grad():
         for contender in contenders:
-            if contender.computes not in truths:
-                truths[contender.computes] = workload.wanted(contender.computes)
-            wanted = truths[contender.computes]
-            error = ((contender.run().double() - wanted).norm() / wanted.norm()).item()
-            if not error <= TOLERANCE:
-                raise RuntimeError(
-                    f"{contender.name} is off by {error:.2e} (it may be {TOLERANCE:g}): no speed is reported"
-                )
+            if contender.computes not in expected:
+                expected[contender.computes] = workload.expected(contender.computes)
+            check_close(contender.name, contender.run(), expected[contender.computes])

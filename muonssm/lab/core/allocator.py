@@ -1,7 +1,7 @@
-"""Memory that a step frees stays with the process, for the next step.
+"""Keep freed memory in the process, so that the next training step can reuse it.
 
-glibc gives large blocks back to the system as they are freed, and the system clears each page again when it is next
-touched. Training asks for the same blocks at every step: on CPUs that can cost it much time.
+glibc returns large freed blocks to the system, and the system clears every page again when it is next used. Training
+allocates the same blocks at every step, and on CPUs clearing them can take much of its time.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 import ctypes
 import os
 
-TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's malloc.h
-NEVER, NONE = -1, 0
-OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters in glibc's malloc.h
+NEVER_TRIM, NO_MMAP = -1, 0
+MALLOC_VARIABLES = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "GLIBC_TUNABLES",
+)
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep what is freed, once for the whole process; False where that is not to be had.
+    """Tell glibc to keep freed memory, for the whole process; return whether that worked.
 
-    Whoever has set glibc's malloc by the environment keeps those settings.
+    Does nothing where the user has configured glibc's malloc by an environment variable.
     """
-    if any(name in os.environ for name in OWN):
+    if any(name in os.environ for name in MALLOC_VARIABLES):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, TypeError, AttributeError):  # another system, or another library
+    except (OSError, TypeError, AttributeError):  # another system, or another C library
         return False
-    return bool(mallopt(TRIM_THRESHOLD, NEVER)) and bool(mallopt(MMAP_MAX, NONE))
+    return bool(mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)) and bool(mallopt(M_MMAP_MAX, NO_MMAP))

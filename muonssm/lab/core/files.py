@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """What is written to the path given becomes `path` at the end; after an error it is as it was before."""
-    part = path.with_name(path.name + ".part")
-    yield part
-    with open(part, "rb") as file:
+    """Yield a temporary path; at the end the file there replaces `path`. After an error `path` is unchanged."""
+    temporary = path.with_name(path.name + ".part")
+    yield temporary
+    with open(temporary, "rb") as file:
         os.fsync(file.fileno())
-    part.replace(path)
+    temporary.replace(path)

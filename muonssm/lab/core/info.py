@@ -1,4 +1,4 @@
-"""What is installed and usable here: the text behind `muonssm info`."""
+"""The text of `muonssm info`: versions, device, usable implementations, optional packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "timm", "torchvi
 
 
 def describe() -> str:
-    """Versions, device, and for each implementation whether it can be used or why not."""
+    """Describe versions, device, optional packages, and for each implementation whether it is usable or why not."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lines = [
         f"muonssm      {__version__}",
@@ -30,20 +30,20 @@ def describe() -> str:
         reason = implementation.unsupported(problem)
         lines.append(f"  {implementation.name:<10} {'usable' if reason is None else 'not usable: ' + reason}")
         lines.append(f"  {'':<10} {implementation.summary}")
-    lines.append(f"  impl='auto' takes {choose('auto', problem).name} for sequences,")
-    lines.append(f"  {choose('auto', problem._replace(length=1)).name} for a single step")
+    sequences, single_step = (choose("auto", problem._replace(length=length)).name for length in (1024, 1))
+    lines.append(f"  impl='auto' takes {sequences} for sequences, {single_step} for a single step")
     lines += ["", "optional packages:"]
     lines += [f"  {name:<13} {version(name)}" for name in OPTIONAL]
     return "\n".join(lines)
 
 
 def cpu_features() -> str:
-    """The vector instructions torch found on this CPU."""
+    """The vector instructions of this CPU that torch uses."""
     return torch.backends.cpu.get_cpu_capability()
 
 
 def version(package: str) -> str:
-    """The installed version, or that there is none."""
+    """The installed version of a package, or `"not installed"`."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,18 +1,18 @@
-"""torchvision beside a build of torch without CUDA.
+"""Make PyPI's torchvision work with a build of torch without CUDA.
 
-torchvision's wheel on PyPI is linked with CUDA's libraries. Beside a torch without CUDA they are missing, and `import
-torchvision` fails ("operator torchvision::nms does not exist"), and with it whatever imports torchvision: parts of
-transformers, timm, torchmetrics. Its operators for CPUs are in the wheel all the same.
+torchvision's wheel on PyPI is linked with the CUDA libraries. With a torch without CUDA they are missing, so that
+`import torchvision` fails ("operator torchvision::nms does not exist"), and so do packages that import torchvision,
+such as parts of transformers, timm and torchmetrics. The wheel does contain torchvision's CPU operators.
 
     torchvision = import_torchvision()
 
-gives what is missing to the loader first: libraries with the same names whose functions do nothing (those torchvision
-calls when it is loaded) or end the process (those it would call for tensors on a GPU, which such a torch cannot make).
-They are a few kilobytes of memory: no compiler, no file, nothing that outlives the process. Where torchvision imports
-by itself, or is not installed, nothing is done.
+loads stand-ins for the missing libraries first, under the same names. Functions that torchvision calls on loading do
+nothing; functions that it would call for GPU tensors, which such a torch cannot create, end the process. The stand-ins
+are a few kilobytes of memory: no compiler, no files, nothing that outlives the process. If torchvision works without
+them, or is not installed, nothing happens.
 
-It must run before anything else imports torchvision. Only the `muonssm` command and the tests switch it on; the library
-never does. In your own script call it before you import transformers or timm:
+This must happen before anything else imports torchvision. Only the `muonssm` command and the tests do it; the library
+never does. In your own script, call it before you import transformers or timm:
 
     from muonssm.lab.core.torchvision_cpu import prepare_torchvision; prepare_torchvision()
 """
@@ -31,12 +31,12 @@ from types import ModuleType
 
 from . import elf
 
-TORCH_HALF = "libtorch_cuda.so"  # what a torch without CUDA has not
-ADVICE = "pip install torchvision from download.pytorch.org/whl/cpu, in the version that goes with torch"
+TORCH_CUDA = "libtorch_cuda.so"  # missing in a torch without CUDA
+ADVICE = "install the torchvision from download.pytorch.org/whl/cpu that matches your version of torch"
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision; raises ImportError that says what to do where it cannot be used."""
+    """Import torchvision; raise an ImportError that says what to do if it cannot be used."""
     if not _is_installed():
         raise ModuleNotFoundError("torchvision is not installed: pip install 'muonssm[vision]'", name="torchvision")
     prepare_torchvision()
@@ -48,14 +48,14 @@ def import_torchvision() -> ModuleType:
 
 @functools.cache
 def prepare_torchvision() -> tuple[str, ...]:
-    """Loads stand-ins for the libraries that torchvision lacks here; returns their names, none where it lacks nothing.
+    """Load stand-ins for the libraries that torchvision lacks; return the names of those libraries.
 
-    What cannot be helped is left to the import of torchvision to say. Once a process is enough; those that are forked
-    from it have the stand-ins too, those that are spawned must ask for them again.
+    Raises nothing: if this does not help, the import of torchvision raises its own error. One call per process is
+    enough. Forked processes inherit the stand-ins; spawned processes must call this again.
     """
     if "torchvision" in sys.modules or sys.platform != "linux" or not _is_installed():
         return ()
-    libraries = [path for path in _folder("torchvision").glob("*.so") if TORCH_HALF in elf.needed(path)]
+    libraries = [path for path in _folder("torchvision").glob("*.so") if TORCH_CUDA in elf.needed(path)]
     if not libraries or platform.machine() not in elf.MACHINES:
         return ()
     import torch
@@ -63,13 +63,13 @@ def prepare_torchvision() -> tuple[str, ...]:
     if torch.version.cuda is not None:
         return ()
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:
-        del sys.modules[name]  # of an import that failed before
+        del sys.modules[name]  # left over from an import that failed
     missing = sorted({name for path in libraries for name in elf.needed(path) if "cuda" in name and not _loads(name)})
     wanted = {name for path in libraries for name in elf.undefined(path) if "cuda" in name.lower()}
-    present = ctypes.CDLL(str(_folder("torch") / "lib" / "libtorch_python.so"))  # with all of torch behind it
+    torch_library = ctypes.CDLL(str(_folder("torch") / "lib" / "libtorch_python.so"))  # depends on all others of torch
     try:
-        _load_stand_ins(missing, sorted(name for name in wanted if not hasattr(present, name)))
-    except OSError:  # a system that runs nothing from memory; torchvision's own error follows
+        _load_stand_ins(missing, sorted(name for name in wanted if not hasattr(torch_library, name)))
+    except OSError:  # a system that loads no library from memory
         return ()
     return tuple(missing)
 
@@ -91,7 +91,7 @@ def _folder(package: str) -> Path:
 
 
 def _loads(name: str) -> bool:
-    """Whether torchvision finds this library: beside itself, or where the system has it."""
+    """Whether the loader finds this library, in torchvision's own folder or on the system."""
     if (_folder("torchvision").parent / "torchvision.libs" / name).exists():
         return True
     try:
@@ -102,21 +102,21 @@ def _loads(name: str) -> bool:
 
 
 def _load_stand_ins(libraries: list[str], symbols: list[str]) -> None:
-    """One stand-in for each library, and all names in that for torch's CUDA half.
+    """Load one stand-in per library; the one for libtorch_cuda.so defines all symbols.
 
-    CUDA's runtime has plain names, and torchvision registers its kernels there when it is loaded: these return 0. They
-    do not stand in the runtime's own stand-in, where the loader would insist on versions; elsewhere it takes them
-    without. All else is C++ of torch, which is never called. (One name is a variable; it is never read either.)
+    Symbols with C names belong to the CUDA runtime, which torchvision calls on loading to register its kernels: these
+    return 0. They are not defined in the runtime's own stand-in, where the loader would require symbol versions. All
+    other symbols are C++ functions of torch that are never called. (One is a variable; it is never read.)
     """
     machine = elf.MACHINES[platform.machine()]
     files = []
     for name in libraries:
-        own = symbols if name == TORCH_HALF else []
+        own = symbols if name == TORCH_CUDA else []
         zeros = [symbol for symbol in own if not symbol.startswith("_Z")]
         traps = [symbol for symbol in own if symbol.startswith("_Z")]
         file = os.memfd_create(name)
         files.append(file)
         os.write(file, elf.stand_in(name, machine, zeros, traps))
-        ctypes.CDLL(f"/proc/self/fd/{file}")  # stays loaded; torchvision's libraries find it by its name
-    for file in files:  # only now: the loader takes two files by one path for one
+        ctypes.CDLL(f"/proc/self/fd/{file}")  # stays loaded; torchvision's libraries find it by name
+    for file in files:  # not earlier: the loader takes two files with one path for the same file
         os.close(file)

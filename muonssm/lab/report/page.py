@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from .chart import PHONE_WIDTH
 from .colors import DARK, LIGHT, css_variables
 
 HERE = Path(__file__).parent
-PHONE_WIDTH = 440  # pixels; wider figures get the full width of a printed page
 MIN_WIDTH = 300  # pixels of a figure, so that its caption has room
 PADDING = 28  # of a figure, both sides
 LONG_JSON = 20  # lines; longer JSON is printed in columns

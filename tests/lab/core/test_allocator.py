@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from muonssm.lab.core.allocator import OWN
+from muonssm.lab.core.allocator import MALLOC_VARIABLES
 
 WORK = """
 import resource, sys
@@ -27,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(how, **settings):
-    clean = {name: value for name, value in os.environ.items() if name not in OWN}
+    clean = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
     command = [sys.executable, "-c", WORK, how]
     done = subprocess.run(command, env={**clean, **settings}, capture_output=True, text=True, check=True)
     said, count = done.stdout.split()

@@ -25,7 +25,7 @@ torchvision = import_torchvision()
 """
 NO_CUDA = """
 import torch
-from muonssm import torchvision_cpu
+from muonssm.lab.core import torchvision_cpu
 loads = torchvision_cpu._loads
 torchvision_cpu._loads = lambda name: not name.startswith("libcudart.so") and loads(name)
 """
@@ -84,7 +84,7 @@ def test_what_a_library_asks_for_is_read():
 
 def test_a_file_that_is_no_library_is_refused(tmp_path):
     (tmp_path / "file").write_text("hello, this is text")
-    with pytest.raises(ValueError, match="begins with b'hello,'; it may be a 64-bit"):
+    with pytest.raises(ValueError, match="must be a 64-bit little-endian ELF file, got .*b'hello,'"):
         elf.needed(tmp_path / "file")
 
 
@@ -135,7 +135,7 @@ def test_an_import_that_fails_says_what_to_do(monkeypatch):
     monkeypatch.setattr(torchvision_cpu, "_is_installed", lambda: True)
     monkeypatch.setattr(torchvision_cpu, "prepare_torchvision", lambda: ())
     monkeypatch.setattr(torchvision_cpu.importlib, "import_module", fail)
-    with pytest.raises(ImportError, match=r"fails \(operator torchvision::nms does not exist\); pip install"):
+    with pytest.raises(ImportError, match=r"fails \(operator torchvision::nms does not exist\); install the torchvision from"):
         torchvision_cpu.import_torchvision()
 
 

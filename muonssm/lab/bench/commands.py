@@ -1,0 +1,39 @@
+"""The command `bench`."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from muonssm.lab.core.commands import CommandTable
+
+MODES = {  # option and module
+    "mixers": "time training steps of whole mixers",
+    "training": "time training steps of the activity recipe",
+    "language": "time training and decoding of small language models",
+    "vision": "time training steps of MambaVision-T",
+}
+
+
+def add_commands(table: CommandTable) -> None:
+    """Add `bench`."""
+    parser = table.add("bench", _bench, "bench", "time our implementations and their peers side by side")
+    parser.add_argument("--output", default="runs/bench", help="folder of the results (default: runs/bench)")
+    modes = parser.add_mutually_exclusive_group()
+    for mode, text in MODES.items():
+        modes.add_argument(f"--{mode}", dest="mode", action="store_const", const=mode, help=f"{text} instead")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="number of rounds, of which the best counts (default: 15)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="number of threads (default: 2)")
+    parser.add_argument("--longest", type=int, default=131072, help="longest sequence of the sweep (default: 131072)")
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    output = Path(arguments.output)
+    if arguments.mode is not None:
+        return import_module(f".{arguments.mode}", __package__).run(output, arguments.rounds, arguments.threads)
+    from . import operators
+
+    return operators.run(output, arguments.rounds, arguments.threads, arguments.longest)

@@ -15,6 +15,7 @@ from muonssm.lab.language.needle import NeedleTest, run_needle, table
 from muonssm.lab.language.needle_page import needle_file, needle_page, write_heatmap
 from muonssm.lab.language.needle_prompts import NEEDLE, NOISE, QUESTION, TASK, NeedleConfig, default_essay, make_needle
 
+SVG = "{http://www.w3.org/2000/svg}"
 SMALL = {"lengths": (400, 520), "samples": 12, "answer_tokens": 60, "batch_size": 5}
 
 
@@ -25,7 +26,9 @@ def words():
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     text = [default_essay()[:20_000], (TASK + NOISE + NEEDLE + QUESTION) * 100]
-    backend.train_from_iterator(text, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False))
+    backend.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
+    )
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
@@ -205,49 +208,40 @@ def example_result():
     return {"settings": {"samples": 900, "answer_tokens": 128, "seed": 0, "essay": "-"}, "cells": cells}
 
 
-def test_the_picture_has_a_square_for_every_depth_and_length():
-    result = example_result()
-    tree = ElementTree.fromstring(picture(result, by_cell(result)[0]))
-    tag = "{http://www.w3.org/2000/svg}"
-    squares = [e for e in tree.iter(f"{tag}rect") if re.fullmatch(r"s\d+", e.get("class") or "")]
-    assert len(squares) == 3 * 10  # nine depths with samples, and all together
-    assert len([e for e in tree.iter(f"{tag}rect") if e.get("class") == "none"]) == 3 + 11 + 1  # 1: legend
-    assert [e.get("class") for e in squares[:10]] == [f"s{2 * i}" for i in range(9)] + ["s20"]
-    numbers = [e.text for e in tree.iter(f"{tag}text") if (e.get("class") or "").startswith("value")]
-    assert numbers[:10] == ["0", "10", "20", "30", "40", "50", "60", "70", "80", "99.8"]
-    titles = [e.text for e in tree.iter(f"{tag}title")]
-    assert "pk, 2048 tokens, depth 30% to 40%: 3 of 10 found" in titles
-    assert "uuid, 8192 tokens: no sample" in titles
-    lengths = [e.text for e in tree.iter(f"{tag}text") if e.text in ("2048", "8192")]
-    assert lengths == ["2048", "8192"] * 2
+def marks(tree, name):
+    """The groups of one class, each with its tooltip and the style of its shape."""
+    groups = [group for group in tree.iter(f"{SVG}g") if group.get("class") == name]
+    return [(group.findtext(f"{SVG}title"), group.find(f"{SVG}path").get("style")) for group in groups]
 
 
-def test_the_page_stands_alone_and_shows_text_as_text(tmp_path):
+def test_the_figure_has_a_cell_for_every_depth_and_length():
+    tree = ElementTree.fromstring(needle_file(example_result()))
+    cells = marks(tree, "cell")
+    assert len(cells) == 3 * 10  # nine depths with samples, and the whole cell
+    assert len(marks(tree, "none")) == 3 + 11  # a depth without samples in each cell, and the cell that was not run
+    steps = [int(re.search(r"--s(\d+)", style)[1]) for tooltip, style in cells if tooltip.startswith("pk, 2048")]
+    assert steps == [2 * i for i in range(9)] + [20]
+    texts = [element.text for element in tree.iter(f"{SVG}text")]
+    assert texts.count("30") == texts.count("99.8") == 3
+    tooltips = [tooltip for tooltip, _ in cells + marks(tree, "none")]
+    assert "pk, 2048 tokens, depth 30% to 40%: 3 of 10 found" in tooltips
+    assert "uuid, 8192 tokens: no sample" in tooltips
+    assert [text for text in texts if text in ("2048", "8192")] == ["2048", "8192"] * 2
+
+
+def test_the_page_needs_no_other_file_and_escapes_answers(tmp_path):
     path = write_heatmap(example_result(), tmp_path / "needle.html")
     text = path.read_text()
-    assert text == page(example_result())
+    assert text == needle_page(example_result())
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "<script" not in text
     assert not re.search(r'(src|href)="', text)
-    assert text.count("<figure>") == 2
-    assert text.count(">0% found<") == 1
+    assert text.count("<figure") == 2
     assert "pk, 8192 tokens: the essay is shorter than the haystack in 900 of 900 samples" in text
     assert ElementTree.parse(write_heatmap(example_result(), str(tmp_path / "needle.svg")))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["needle.html", "needle.svg"]
-    with pytest.raises(ValueError, match=r"path is '.*\.png'; it may end in \.html or \.svg"):
+    with pytest.raises(ValueError, match=r"path must end in .*\.png"):
         write_heatmap(example_result(), tmp_path / "needle.png")
     empty = {**example_result(), "cells": []}
-    assert "No cell was run." in page(empty)
-    assert ElementTree.fromstring(picture(empty, [])) is not None
-
-
-@pytest.mark.parametrize("stops", [SCALE_LIGHT, SCALE_DARK])
-def test_numbers_can_be_read_on_every_colour(stops):
-    """WCAG asks for a contrast of 4.5; the scale's ends are the colours that were named."""
-    rules = re.findall(r"rect\.s(\d+) \{ fill: (#\w+); \} \.hm text\.s\d+ \{ fill: (#\w+); \}", scale(stops, _step))
-    assert [int(number) for number, _, _ in rules] == list(range(21))
-    assert (rules[0][1], rules[10][1], rules[20][1]) == stops
-    for _, fill, ink in rules:
-        assert ink in INKS
-        assert contrast(rgb(ink), rgb(fill)) >= 4.5
-    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    assert "No cell was run." in needle_page(empty)
+    assert ElementTree.fromstring(needle_file(empty)) is not None

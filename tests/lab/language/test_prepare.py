@@ -147,7 +147,9 @@ def test_a_limit_takes_the_first_documents(tmp_path, job):
 def test_a_long_text_file_can_be_cut_into_documents(tmp_path, job):
     whole = "".join(text(number) for number in range(40))
     (tmp_path / "one.txt").write_text(whole)
-    with pytest.raises(ValueError, match="source must have documents for training, got .* whose 1 documents are all for validation"):
+    with pytest.raises(
+        ValueError, match="source must have documents for training, got .* whose 1 documents are all for validation"
+    ):
         run(job(source=str(tmp_path / "one.txt")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     manifest = run(job(source=str(tmp_path / "one.txt"), cut=500), tmp_path / "out")
@@ -324,7 +326,9 @@ def test_a_wrong_field_is_detected_early(tmp_path, job, monkeypatch):
     monkeypatch.setattr(prepare_module, "MAX_UNUSABLE", 10)
     source = jsonl(tmp_path / "a.jsonl", [{"body": text(number)} for number in range(100)])
     for config in (job(source=source), job(source=source, tokenizer=None, vocab_size=300)):
-        with pytest.raises(ValueError, match=r"source .* whose first 10 are unusable \(a\.jsonl:11: no text in field 'text'"):
+        with pytest.raises(
+            ValueError, match=r"source .* whose first 10 are unusable \(a\.jsonl:11: no text in field 'text'"
+        ):
             run(config, tmp_path / "made" / "out")
         assert not (tmp_path / "made").exists()
 
@@ -415,7 +419,9 @@ def test_a_source_that_does_not_exist_is_rejected(tmp_path, job, monkeypatch):
         raise ConnectionError("Couldn't reach it\nand more")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=r"source must be .* got 'a/b', .* cannot be opened on the hub: Couldn't reach it$"):
+    with pytest.raises(
+        ValueError, match=r"source must be .* got 'a/b', .* cannot be opened on the hub: Couldn't reach it$"
+    ):
         run(job(source="a/b"), tmp_path / "out")
     for name in ("missing.txt", "/no/such/folder", "a/b/c", "x y/z"):
         with pytest.raises(ValueError, match="source must be 'stdlib', .* which does not exist"):

@@ -1,31 +1,41 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both create .venv and install what they need.
+# On a fresh machine: `make demo`, `make test`. Every target creates .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-fast lint docs bench clean
 
-# LongHorn, plain against Muon, by the paper's recipe on smartwatch data, shortened to fit five minutes.
+# Compare LongHorn, plain and with Muon, on smartwatch data: the paper's recipe, shortened to fit five minutes.
 demo: $(VENV)/activity
 	rm -rf runs/demo
 	$(BIN)/muonssm compare watch --set training.epochs=8 --set training.snapshots=true --output runs/demo
 
+# All tests.
 test: $(VENV)/dev
 	$(BIN)/python -m pytest
+
+# Under three minutes, for use while working: each behaviour once, without the full product of cases.
+test-fast: $(VENV)/dev
+	$(BIN)/python -m pytest -m "not slow and not full"
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
 	$(BIN)/mypy
+
+# The documentation site, in site/.
+docs: $(VENV)/docs
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/dev
 	$(BIN)/python benchmarks/chunked.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# torch comes first, in the pinned version: whatever follows finds it installed and asks for no other.
+# torch comes first, in the pinned version: everything after it finds it installed.
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
@@ -38,4 +48,8 @@ $(VENV)/activity: $(VENV)/core
 
 $(VENV)/dev: $(VENV)/core
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+$(VENV)/docs: $(VENV)/core
+	$(PIP) --editable ".[docs]"
 	touch $@

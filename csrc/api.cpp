@@ -1,4 +1,5 @@
 // The C interface that Python calls, and the choice of instruction set at run time.
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #if defined(__linux__)
@@ -41,6 +42,33 @@ static void expect_large(void* data, int64_t bytes) {
 #endif
 }
 
+// Sizes and constants that Python compares with its own before the first call; -1 for an unknown name.
+struct Named {
+    const char* name;
+    int64_t value;
+};
+
+template <std::size_t COUNT> static int64_t find(const Named (&all)[COUNT], const char* name) {
+    for (const Named& one : all)
+        if (!std::strcmp(one.name, name)) return one.value;
+    return -1;
+}
+
+static int64_t struct_size(const char* name) {
+    static const Named sizes[] = {{"Write", sizeof(Write)},
+                                  {"MemoryArguments", sizeof(MemoryArguments)},
+                                  {"SelectiveArguments", sizeof(SelectiveArguments)},
+                                  {"ConvolutionArguments", sizeof(ConvolutionArguments)},
+                                  {"MambaArguments", sizeof(MambaArguments)}};
+    return find(sizes, name);
+}
+
+static int64_t constant(const char* name) {
+    static const Named constants[] = {
+        {"SEGMENT", SEGMENT}, {"CHANNEL_GROUP", CHANNEL_GROUP}, {"LONGEST_FILTER", LONGEST_FILTER}};
+    return find(constants, name);
+}
+
 static const Kernels& chosen() {
     static const Kernels& kernels = best();
     return kernels;
@@ -50,7 +78,9 @@ static const Kernels& chosen() {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void muonssm_expect_large(void* data, int64_t bytes) { muonssm::expect_large(data, bytes); }
-EXPORT int64_t muonssm_abi() { return 3; }
+EXPORT int64_t muonssm_abi() { return 4; }
+EXPORT int64_t muonssm_struct_size(const char* name) { return muonssm::struct_size(name); }
+EXPORT int64_t muonssm_constant(const char* name) { return muonssm::constant(name); }
 EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
 EXPORT int64_t muonssm_vector_bytes() { return muonssm::chosen().vector_bytes(); }
 EXPORT void muonssm_memory_forward(const muonssm::MemoryArguments* a) { muonssm::chosen().memory_forward(*a); }

@@ -1,4 +1,4 @@
-// What Python hands over: plain structs, mirrored field by field in muonssm/ops/library.py.
+// What Python hands over: plain structs, mirrored field by field in muonssm/ops/cpu_library.py.
 //
 // Sequences are packed rows: sequence i has the steps offsets[i] to offsets[i + 1] of every per-step array. A batch
 // [B, L, ...] is B such sequences. All arrays are contiguous. q, k, v, x, dt, B, C, y, dy, dq, dk and dv have the type of the
@@ -7,6 +7,10 @@
 #include <cstdint>
 
 namespace muonssm {
+
+constexpr int SEGMENT = 64;         // time steps between two saved states
+constexpr int CHANNEL_GROUP = 64;   // channels of one task of the selective scan
+constexpr int LONGEST_FILTER = 64;  // taps of the convolution: its K - 1 earlier rows must fit into one segment
 
 enum Input : int64_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
 

@@ -19,8 +19,6 @@
 namespace muonssm {
 namespace MUONSSM_ISA {
 
-constexpr int SEGMENT = 64;
-
 // Rows lie far apart, where no hardware prefetcher finds them. What comes next is asked for a row at a time, while the
 // first block of rows walks along the segment at hand: all at once would stall.
 class Ahead {

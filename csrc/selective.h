@@ -13,14 +13,12 @@
 namespace muonssm {
 namespace MUONSSM_ISA {
 
-constexpr int GROUP = 64;  // channels of a task
-
 template <class T> struct SelectiveScratch {
     int64_t N, Np;
     Buffer<T> S, M, A, x, dt, u, y, B, C, gamma, c;
     explicit SelectiveScratch(int64_t N)
-        : N(N), Np(padded<T>(N)), S(Np * GROUP), M(Np * GROUP), A(Np * GROUP), x(SEGMENT * GROUP), dt(SEGMENT * GROUP),
-          u(SEGMENT * GROUP), y(SEGMENT * GROUP), B((SEGMENT + 1) * Np), C((SEGMENT + 1) * Np), gamma(SEGMENT), c(SEGMENT) {}
+        : N(N), Np(padded<T>(N)), S(Np * CHANNEL_GROUP), M(Np * CHANNEL_GROUP), A(Np * CHANNEL_GROUP), x(SEGMENT * CHANNEL_GROUP), dt(SEGMENT * CHANNEL_GROUP),
+          u(SEGMENT * CHANNEL_GROUP), y(SEGMENT * CHANNEL_GROUP), B((SEGMENT + 1) * Np), C((SEGMENT + 1) * Np), gamma(SEGMENT), c(SEGMENT) {}
 };
 
 // The scale of every step's write: its norm goes over all channels.
@@ -45,15 +43,15 @@ template <class T, class I> void write_scales(const SelectiveArguments& a, int64
 
 template <class T, class I>
 void load_segment(const SelectiveArguments& a, SelectiveScratch<T>& s, const T* scale, int64_t first, int64_t steps, int64_t channel, int64_t size) {
-    gather<I>(at<I>(a.x, first * a.D + channel), a.D, steps, size, s.x.get(), GROUP);
-    gather<I>(at<I>(a.dt, first * a.D + channel), a.D, steps, size, s.dt.get(), GROUP);
+    gather<I>(at<I>(a.x, first * a.D + channel), a.D, steps, size, s.x.get(), CHANNEL_GROUP);
+    gather<I>(at<I>(a.dt, first * a.D + channel), a.D, steps, size, s.dt.get(), CHANNEL_GROUP);
     gather<I>(at<I>(a.B, first * a.N), a.N, steps, a.N, s.B.get(), s.Np);
     gather<I>(at<I>(a.C, first * a.N), a.N, steps, a.N, s.C.get(), s.Np);
     for (int64_t t = 0; t < steps; ++t) {
         s.gamma[t] = *at<T>(a.gamma, (first + t) * a.gamma_step);
         s.c[t] = scale[first + t];
-        for (int64_t i = 0; i < GROUP; i += LANES<T>)
-            store(s.u + t * GROUP + i, s.c[t] * load(s.dt + t * GROUP + i) * load(s.x + t * GROUP + i));
+        for (int64_t i = 0; i < CHANNEL_GROUP; i += LANES<T>)
+            store(s.u + t * CHANNEL_GROUP + i, s.c[t] * load(s.dt + t * CHANNEL_GROUP + i) * load(s.x + t * CHANNEL_GROUP + i));
     }
 }
 
@@ -72,8 +70,8 @@ template <class T, int NV, bool LONGHORN, bool MOMENTUM> void forward_channels(S
         const T *B = s.B + t * s.Np, *C = s.C + t * s.Np, gamma = s.gamma[t];
         V dt[NV], u[NV], y[NV];
         for (int v = 0; v < NV; ++v) {
-            dt[v] = load(s.dt + t * GROUP + row + v * W);
-            u[v] = load(s.u + t * GROUP + row + v * W);
+            dt[v] = load(s.dt + t * CHANNEL_GROUP + row + v * W);
+            u[v] = load(s.u + t * CHANNEL_GROUP + row + v * W);
             y[v] = zero<T>();
         }
         for (int64_t j = 0; j < N; ++j) {
@@ -90,7 +88,7 @@ template <class T, int NV, bool LONGHORN, bool MOMENTUM> void forward_channels(S
                 y[v] += x * Cj;
             }
         }
-        for (int v = 0; v < NV; ++v) store(s.y + t * GROUP + row + v * W, y[v]);
+        for (int v = 0; v < NV; ++v) store(s.y + t * CHANNEL_GROUP + row + v * W, y[v]);
     }
 }
 
@@ -113,7 +111,7 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
     const auto group = longhorn ? (momentum ? forward_group<T, true, true> : forward_group<T, true, false>)
                                 : (momentum ? forward_group<T, false, true> : forward_group<T, false, false>);
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
-    const int64_t total = a.offsets[a.sequences], groups = (a.D + GROUP - 1) / GROUP, tasks = a.sequences * groups;
+    const int64_t total = a.offsets[a.sequences], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP, tasks = a.sequences * groups;
     Buffer<T> scale(total);
     Buffer<double> v2(total), B2(total);
     write_scales<T, I>(a, total, scale, v2, B2);
@@ -122,7 +120,7 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
         SelectiveScratch<T> s(a.N);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t sequence = task / groups, channel = task % groups * GROUP, size = std::min<int64_t>(GROUP, a.D - channel);
+            const int64_t sequence = task / groups, channel = task % groups * CHANNEL_GROUP, size = std::min<int64_t>(CHANNEL_GROUP, a.D - channel);
             const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1];
             const std::size_t state_bytes = std::size_t(s.Np * padded<T>(size)) * sizeof(T);
             load_channels<T>(a.S0, sequence, a.D, channel, size, a.N, s.S);
@@ -130,16 +128,16 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
             load_channels<T>(a.A, 0, a.D, channel, size, a.N, s.A);
             int64_t saved = segments[std::size_t(sequence)];
             for (int64_t t = begin; t < end; t += SEGMENT, ++saved) {
-                const int64_t steps = std::min<int64_t>(SEGMENT, end - t), place = (saved * groups * GROUP + channel) * s.Np;
+                const int64_t steps = std::min<int64_t>(SEGMENT, end - t), place = (saved * groups * CHANNEL_GROUP + channel) * s.Np;
                 if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S, state_bytes);
                 if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M, state_bytes);
                 load_segment<T, I>(a, s, scale, t, steps, channel, size);
                 group(s, size, steps);
-                scatter<I, false>(s.y.get(), GROUP, steps, size, at<I>(a.y, t * a.D + channel), a.D);
+                scatter<I, false>(s.y.get(), CHANNEL_GROUP, steps, size, at<I>(a.y, t * a.D + channel), a.D);
                 if (!momentum && t + steps == end)
                     for (int64_t i = 0; i < size; i += LANES<T>)
                         for (int64_t j = 0; j < a.N; ++j)
-                            store(s.M + tiled<T>(i, j, s.Np), load(s.u + (steps - 1) * GROUP + i) * s.B[(steps - 1) * s.Np + j]);
+                            store(s.M + tiled<T>(i, j, s.Np), load(s.u + (steps - 1) * CHANNEL_GROUP + i) * s.B[(steps - 1) * s.Np + j]);
             }
             store_channels<T>(a.S, sequence, a.D, channel, size, a.N, s.S);
             store_channels<T>(a.M, sequence, a.D, channel, size, a.N, s.M);

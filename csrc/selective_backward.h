@@ -21,7 +21,7 @@ template <class T> struct SelectiveGradients {
     Buffer<T> dS, dM, dA, dy, du, ddt, S_before, a_kept, M_before;
     static constexpr int BLOCK = 2;
     SelectiveGradients(SelectiveScratch<T>& s, bool gamma)
-        : s(s), dS(s.Np * GROUP), dM(s.Np * GROUP), dA(s.Np * GROUP), dy(SEGMENT * GROUP), du(SEGMENT * GROUP), ddt(SEGMENT * GROUP),
+        : s(s), dS(s.Np * CHANNEL_GROUP), dM(s.Np * CHANNEL_GROUP), dA(s.Np * CHANNEL_GROUP), dy(SEGMENT * CHANNEL_GROUP), du(SEGMENT * CHANNEL_GROUP), ddt(SEGMENT * CHANNEL_GROUP),
           S_before(SEGMENT * s.Np * BLOCK * LANES<T>), a_kept(SEGMENT * s.Np * BLOCK * LANES<T>),
           M_before(gamma ? SEGMENT * s.Np * BLOCK * LANES<T> : 0) {}
 };
@@ -43,9 +43,9 @@ void recompute_channels(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_
         T *S_kept = g.S_before + t * NV * tile, *a_kept = g.a_kept + t * NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
         V dt[NV], u[NV], dy[NV];
         for (int v = 0; v < NV; ++v) {
-            dt[v] = load(s.dt + t * GROUP + row + v * W);
-            u[v] = load(s.u + t * GROUP + row + v * W);
-            dy[v] = load(g.dy + t * GROUP + row + v * W);
+            dt[v] = load(s.dt + t * CHANNEL_GROUP + row + v * W);
+            u[v] = load(s.u + t * CHANNEL_GROUP + row + v * W);
+            dy[v] = load(g.dy + t * CHANNEL_GROUP + row + v * W);
         }
         for (int64_t group = 0; group < Np; group += W) {
             V dC[W];
@@ -86,16 +86,16 @@ void backward_channels(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_t
     for (int64_t j = 0; j < Np; ++j)
         for (int v = 0; v < NV; ++v) {
             T* place = dS + v * tile + j * W;
-            store(place, load(place) + load(g.dy + (steps - 1) * GROUP + row + v * W) * broadcast(s.C + (steps - 1) * Np + j));
+            store(place, load(place) + load(g.dy + (steps - 1) * CHANNEL_GROUP + row + v * W) * broadcast(s.C + (steps - 1) * Np + j));
         }
     for (int64_t t = steps - 1; t >= 0; --t) {
         const T *B = s.B + t * Np, *C_before = s.C + (t > 0 ? t - 1 : SEGMENT) * Np, gamma = s.gamma[t];
         const T *S_kept = g.S_before + t * NV * tile, *a_kept = g.a_kept + t * NV * tile, *M_kept = g.M_before + (DGAMMA ? t * NV * tile : 0);
         V dt[NV], u[NV], dy[NV], du[NV], ddt[NV], dgamma = zero<T>();
         for (int v = 0; v < NV; ++v) {
-            dt[v] = load(s.dt + t * GROUP + row + v * W);
-            u[v] = load(s.u + t * GROUP + row + v * W);
-            dy[v] = t > 0 ? load(g.dy + (t - 1) * GROUP + row + v * W) : zero<T>();
+            dt[v] = load(s.dt + t * CHANNEL_GROUP + row + v * W);
+            u[v] = load(s.u + t * CHANNEL_GROUP + row + v * W);
+            dy[v] = t > 0 ? load(g.dy + (t - 1) * CHANNEL_GROUP + row + v * W) : zero<T>();
             du[v] = ddt[v] = zero<T>();
         }
         for (int64_t group = 0; group < Np; group += W) {
@@ -131,7 +131,7 @@ void backward_channels(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_t
         }
         V dc = zero<T>();
         for (int v = 0; v < NV; ++v) {
-            const int64_t place = t * GROUP + row + v * W;
+            const int64_t place = t * CHANNEL_GROUP + row + v * W;
             store(g.du + place, du[v]);
             store(g.ddt + place, ddt[v]);
             dc += du[v] * load(s.x + place) * dt[v];
@@ -163,7 +163,7 @@ void store_channel_gradients(const SelectiveArguments& a, SelectiveGradients<T>&
     for (int64_t t = 0; t < steps; ++t) {
         T *dx = at<T>(a.dx, (first + t) * a.D + channel), *ddt = at<T>(a.ddt, (first + t) * a.D + channel);
         for (int64_t i = 0; i < size; ++i) {
-            const int64_t place = t * GROUP + i;
+            const int64_t place = t * CHANNEL_GROUP + i;
             dx[i] = s.c[t] * s.dt[place] * g.du[place];
             ddt[i] = g.ddt[place] + s.c[t] * s.x[place] * g.du[place];
         }
@@ -178,18 +178,18 @@ void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, Se
     const bool momentum = a.momentum != 0, dgamma = a.dgamma != nullptr;
     const auto choose = a.A ? group_backward<T, false> : group_backward<T, true>;
     const GroupBackward<T> with_momentum = choose(true, dgamma), without = choose(false, false);
-    const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1], groups = (a.D + GROUP - 1) / GROUP;
+    const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP;
     const std::size_t state_bytes = std::size_t(s.Np * padded<T>(size)) * sizeof(T);
     load_channels<T>(a.dS, sequence, a.D, channel, size, a.N, g.dS);
     load_channels<T>(a.dM, sequence, a.D, channel, size, a.N, g.dM);
     for (int64_t n = (end - begin + SEGMENT - 1) / SEGMENT - 1; n >= 0; --n) {
         const int64_t t = begin + n * SEGMENT, steps = std::min<int64_t>(SEGMENT, end - t);
-        const int64_t place = ((saved + n) * groups * GROUP + channel) * s.Np;
+        const int64_t place = ((saved + n) * groups * CHANNEL_GROUP + channel) * s.Np;
         std::memcpy(s.S, at<T>(a.S_saved, place), state_bytes);
         if (a.M_saved) std::memcpy(s.M, at<T>(a.M_saved, place), state_bytes);
         else std::memset(s.M, 0, state_bytes);
         load_segment<T, I>(a, s, scale, t, steps, channel, size);
-        gather<I>(at<I>(a.dy, t * a.D + channel), a.D, steps, size, g.dy.get(), GROUP);
+        gather<I>(at<I>(a.dy, t * a.D + channel), a.D, steps, size, g.dy.get(), CHANNEL_GROUP);
         const SelectiveSums<T> here{total.dB + t * s.Np, total.dC + t * s.Np, total.dgamma + t, total.dc + t};
         const bool last = t + steps == end;  // without momentum, M still is the last write, and has a gradient
         (momentum || last ? with_momentum : without)(g, here, size, steps);
@@ -203,7 +203,7 @@ void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, Se
 // Adds up the groups of one step, and what the scale of its write adds to dx, ddt and dB.
 template <class T, class I>
 void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64_t t, int64_t steps, T c, double v2, double B2) {
-    const int64_t groups = (a.D + GROUP - 1) / GROUP, Np = padded<T>(a.N);
+    const int64_t groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP, Np = padded<T>(a.N);
     T dc = 0, dgamma = 0;
     for (int64_t group = 0; group < groups; ++group) {
         dc += all.dc[group * steps + t];
@@ -232,7 +232,7 @@ void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64
 
 template <class T, class I> void selective_backward_typed(const SelectiveArguments& a) {
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
-    const int64_t steps = a.offsets[a.sequences], groups = (a.D + GROUP - 1) / GROUP, Np = padded<T>(a.N);
+    const int64_t steps = a.offsets[a.sequences], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP, Np = padded<T>(a.N);
     const int64_t shares = std::min(SHARES, a.sequences), tasks = shares * groups, threads = std::max<int64_t>(1, a.threads);
     Buffer<T> scale(steps), dB(groups * steps * Np), dC(groups * steps * Np), dgamma(groups * steps), dc(groups * steps);
     Buffer<T> dA(a.A ? shares * a.D * a.N : 0);
@@ -244,10 +244,10 @@ template <class T, class I> void selective_backward_typed(const SelectiveArgumen
         SelectiveGradients<T> g(s, a.dgamma != nullptr);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t share = task / groups, group = task % groups, channel = group * GROUP, size = std::min<int64_t>(GROUP, a.D - channel);
+            const int64_t share = task / groups, group = task % groups, channel = group * CHANNEL_GROUP, size = std::min<int64_t>(CHANNEL_GROUP, a.D - channel);
             const SelectiveSums<T> total{dB + group * steps * Np, dC + group * steps * Np, dgamma + group * steps, dc + group * steps};
             load_channels<T>(a.A, 0, a.D, channel, size, a.N, s.A);
-            std::memset(g.dA.get(), 0, std::size_t(Np * GROUP) * sizeof(T));
+            std::memset(g.dA.get(), 0, std::size_t(Np * CHANNEL_GROUP) * sizeof(T));
             for (int64_t sequence = share * a.sequences / shares; sequence < (share + 1) * a.sequences / shares; ++sequence)
                 backward_sequence<T, I>(a, g, total, scale, sequence, segments[std::size_t(sequence)], channel, size);
             if (a.A) store_channels<T>(dA.get(), share, a.D, channel, size, a.N, g.dA);

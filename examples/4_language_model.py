@@ -5,7 +5,11 @@ Needs the extra `language`. Run: python examples/4_language_model.py
 
 import torch
 
-from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
+from muonssm.lab.core.torchvision_cpu import prepare_torchvision
+
+prepare_torchvision()  # for a torchvision that was built for CUDA beside a CPU build of torch; see docs/guide/vision.md
+
+from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM  # noqa: E402
 
 TEXT = "the memory keeps what it reads, and reads what it keeps. "
 STEPS = 60

@@ -31,13 +31,22 @@ def check_int(name: str, value: Any, least: int | None = None) -> int:
 
 
 def check_number(
-    name: str, value: Any, low: float = -math.inf, high: float = math.inf, open_low: bool = False
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
 ) -> float:
-    """A finite number in [low, high], or in (low, high] with `open_low`."""
-    wanted = _range(low, high, open_low)
+    """A finite number in [low, high]; `open_low` and `open_high` exclude a bound."""
+    wanted = _range(low, high, open_low, open_high)
     if not is_number(value):
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
-    if not (math.isfinite(value) and low <= value <= high) or (open_low and value == low):
+    if (
+        not (math.isfinite(value) and low <= value <= high)
+        or (open_low and value == low)
+        or (open_high and value == high)
+    ):
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
     return value
 
@@ -56,9 +65,9 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     return value
 
 
-def _range(low: float, high: float, open_low: bool) -> str:
+def _range(low: float, high: float, open_low: bool, open_high: bool) -> str:
     if math.isinf(low) and math.isinf(high):
         return "a finite number"
     if math.isinf(high):
         return f"a finite number {'>' if open_low else '>='} {low:g}"
-    return f"a number in {'(' if open_low else '['}{low:g}, {high:g}]"
+    return f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"

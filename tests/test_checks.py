@@ -33,6 +33,11 @@ def test_integers_have_a_lower_bound():
         (lambda: check_number("tau", math.nan), ValueError, "tau must be a finite number, got nan"),
         (lambda: check_number("tau", 0.0, 0, open_low=True), ValueError, "tau must be a finite number > 0, got 0.0"),
         (lambda: check_number("gamma", 1.5, 0, 1), ValueError, r"gamma must be a number in \[0, 1\], got 1.5"),
+        (
+            lambda: check_number("dropout", 1, 0, 1, open_high=True),
+            ValueError,
+            r"dropout must be a number in \[0, 1\), got 1",
+        ),
         (lambda: check_bool("bias", 1), TypeError, "bias must be True or False, got 1"),
         (lambda: check_choice("keep", "all", ("best", "last")), ValueError, "keep must be one of 'best', 'last', got 'all'"),
         (lambda: check_choice("keep", 1, (True, False)), ValueError, "keep must be one of True, False, got 1"),

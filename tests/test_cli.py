@@ -1,4 +1,4 @@
-"""The commands as a user types them."""
+"""The command line as a user types it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ import sys
 import pytest
 import torch
 
-from muonssm import __version__
-from muonssm.cli import main
+from muonssm import __version__, cli
+from muonssm.cli import build_parser, main
+from muonssm.lab.core import commands
 from muonssm.ops import IMPLEMENTATIONS
+
+COMMANDS = {
+    "info", "train", "compare", "eval", "report", "predict", "stream", "prepare", "generate", "needle", "explain",
+    "corrupt", "analyze", "bench",
+}  # fmt: skip
+
+
+def test_every_room_adds_its_commands():
+    text = build_parser().format_help()
+    assert {name for name in COMMANDS if f"\n    {name} " in text} == COMMANDS
 
 
 def test_info_names_versions_device_and_every_implementation(capsys):
@@ -20,14 +31,14 @@ def test_info_names_versions_device_and_every_implementation(capsys):
     assert torch.__version__ in text
     for name in IMPLEMENTATIONS:
         assert f"  {name}" in text
-    assert "impl='auto' takes native for sequences" in text
+    assert "native" in text.split("auto", 1)[1]
 
 
 def test_info_says_why_an_implementation_is_not_usable(capsys, monkeypatch):
     chunked = IMPLEMENTATIONS["chunked"]
     monkeypatch.setattr(type(chunked), "unsupported", lambda self, _: "it is Sunday" if self.name == "scan" else None)
     main(["info"])
-    assert "not usable: it is Sunday" in capsys.readouterr().out
+    assert "it is Sunday" in capsys.readouterr().out
 
 
 def test_python_dash_m_runs_the_command():
@@ -40,3 +51,45 @@ def test_an_unknown_command_is_refused_by_name(capsys):
         main(["frobnicate"])
     assert stop.value.code == 2
     assert "frobnicate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["eval", "RUN"], "activity"),
+        (["eval", "RUN", "--tasks", "paper"], "language"),
+        (["eval", "RUN", "--robustness", "imagenet-c", "--data", "DIR"], "vision"),
+        (["generate", "RUN", "text"], "language"),
+        (["explain", "RUN"], "vision"),
+    ],
+)
+def test_a_missing_package_names_the_extra_of_the_mode(arguments, extra, capsys, monkeypatch):
+    """The extra is known before anything is imported, so an import that fails at once names the right one."""
+
+    def missing(_):
+        raise ModuleNotFoundError("No module named 'nosuch'")
+
+    monkeypatch.setattr(cli, "select", lambda parsed: (missing, commands.select(parsed)[1]))
+    assert main(arguments) == 2
+    assert f"pip install 'muonssm[{extra}]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError("seed must be 0, got 1"), 2), (TypeError("seed must be an integer, got 'x'"), 2)]
+)
+def test_wrong_settings_end_in_one_line(error, code, capsys, monkeypatch):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(cli, "select", lambda parsed: (fail, "dev"))
+    assert main(["info"]) == code
+    assert capsys.readouterr().err == f"muonssm info: {error}\n"
+
+
+def test_a_bug_is_not_hidden(monkeypatch):
+    def fail(_):
+        raise TypeError("unsupported operand")
+
+    monkeypatch.setattr(cli, "select", lambda parsed: (fail, "dev"))
+    with pytest.raises(TypeError, match="operand"):
+        main(["info"])

@@ -1,9 +1,8 @@
-"""The shape of the project: imports point one way, docs name real things, the README's example runs as printed."""
+"""The shape of the project: imports point one way, tasks stay in their folders, errors have one form."""
 
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -11,31 +10,39 @@ from pathlib import Path
 
 import pytest
 
+from muonssm.lab.core.registry import task_registry
+
 ROOT = Path(__file__).parent.parent
-ROOMS = ("ops", "layers", "models", "data", "tasks", "training", "cli")
+OWN = "muonssm"
+SOURCES = sorted((ROOT / OWN).rglob("*.py"))
+LIBRARY = ("ops", "layers", "models")
+TASK_ROOMS = ("lab.activity", "lab.language", "lab.recall", "lab.vision")
 MAY_IMPORT = {
     "ops": set(),
     "layers": {"ops"},
     "models": {"ops", "layers"},
-    "data": set(),
-    "tasks": {"ops", "layers", "models", "data"},
-    "training": {"ops", "layers", "models", "data", "tasks"},
-    "bench": {"info", "ops", "layers", "models", "data", "tasks", "training"},
-    "analysis": {"ops", "layers", "models", "data", "tasks", "training", "bench"},
-    "info": {"ops"},
-    "files": set(),
-    "numbers": set(),
-    "elf": set(),
-    "torchvision_cpu": {"elf"},
-    "cli": {"cli_analysis", "bench", "analysis", "training", "tasks", "data", "info"},
-    "cli_analysis": {"analysis", "data"},
+    "lab.core": {"ops", "layers", "models"},
+    "lab.report": {"ops", "layers", "models", "lab.core"},
+    "lab.analysis": {"ops", "layers", "models", "lab.core", "lab.report", "lab.bench"},
+    "lab.bench": {"ops", "layers", "models", "lab.core", "lab.report", *TASK_ROOMS},
+    **{room: {"ops", "layers", "models", "lab.core", "lab.report", "lab.analysis"} for room in TASK_ROOMS},
+    "cli": {"lab.core"},
 }
-FOR_ALL = {"version", "files", "numbers", "torchvision_cpu"}
-OWN = "muonssm"
+FOR_ALL = {"version", "checks"}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(name: str) -> str:
+    """The room of a module inside the package: `ops.memory.native` is in `ops`, `lab.core.task` in `lab.core`."""
+    first, *rest = name.split(".")
+    return f"lab.{rest[0]}" if first == "lab" and rest else first
 
 
 def imports(path: Path) -> set[str]:
-    """Absolute names of what a file imports, wherever the statement stands."""
+    """Absolute names of everything a file imports, wherever the statement stands."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -48,90 +55,78 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def is_triton(path: Path) -> bool:
-    """Whether the file may import Triton: it is called so, or lies in a folder that is."""
-    return any(part.startswith("triton") for part in path.relative_to(ROOT / OWN).with_suffix("").parts)
+def uses_triton(path: Path) -> bool:
+    """Whether the file is one of Triton's: named after it, or in a folder of kernels."""
+    parts = path.relative_to(ROOT / OWN).with_suffix("").parts
+    return "kernels" in parts or any(part.startswith("triton") for part in parts)
 
 
-SOURCES = sorted((ROOT / OWN).rglob("*.py"))
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_imports_point_one_way(path):
-    room = path.relative_to(ROOT / OWN).with_suffix("").parts[0]
-    if room.startswith("__") or room == "version":
-        return  # the package's own front door
-    allowed = MAY_IMPORT[room] | {room} | FOR_ALL
+    room = room_of(".".join(path.relative_to(ROOT / OWN).with_suffix("").parts))
+    if room not in MAY_IMPORT:
+        return  # the package's front door and the modules that everybody may import
+    allowed = MAY_IMPORT[room] | FOR_ALL | {room}
     for name in imports(path):
-        top, *rest = name.split(".")
-        if top == OWN and rest:
-            assert rest[0] in allowed, f"{room} may not import {name}"
+        top, _, rest = name.partition(".")
+        if top == OWN and rest not in ("", "lab"):
+            assert room_of(rest) in allowed, f"{room} must not import {name}"
         elif room == "ops":
-            kernels = {"triton"} if is_triton(path) else set()
-            assert top in sys.stdlib_module_names | {"torch"} | kernels, f"ops imports torch only, not {name}"
+            kernels = {"triton"} if uses_triton(path) else set()
+            assert top in sys.stdlib_module_names | {"torch", OWN} | kernels, f"ops imports torch only, not {name}"
 
 
-def test_the_package_imports_with_torch_alone():
-    """`import muonssm` must not need, or load, anything from an extra."""
+def test_every_room_is_checked():
+    rooms = {room_of(".".join(path.relative_to(ROOT / OWN).with_suffix("").parts)) for path in SOURCES}
+    assert {room for room in rooms if not room.startswith("__")} - set(MAY_IMPORT) == FOR_ALL | {"lab.__init__"}
+
+
+def test_the_library_does_not_import_the_lab():
+    for path in SOURCES:
+        if path.relative_to(ROOT / OWN).parts[0] in LIBRARY:
+            assert not any(name.startswith("muonssm.lab") for name in imports(path)), path
+
+
+def test_import_muonssm_loads_torch_alone():
     code = (
-        "import sys, torch; before = set(sys.modules); import muonssm; "
-        "new = {m.split('.')[0] for m in set(sys.modules) - before}; "
-        "print(sorted(new - set(sys.stdlib_module_names) - {'muonssm', 'torch'}))"
+        "import sys, torch; before = set(sys.modules); import muonssm; new = set(sys.modules) - before; "
+        "print(sorted({m.split('.')[0] for m in new} - set(sys.stdlib_module_names) - {'muonssm', 'torch'}), "
+        "[m for m in new if m.startswith('muonssm.lab')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "[] []"
 
 
-def test_notation_names_exist():
-    text = (ROOT / "docs" / "notation.md").read_text()
-    names = re.findall(r"`(muonssm\.[\w.]+)`", text)
-    assert len(names) >= 15
-    for name in names:
-        assert resolve(name) is not None, name
+def strings(path: Path) -> list[str]:
+    """String constants of a file that are not docstrings."""
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {id(node.body[0].value) for node in ast.walk(tree)
+            if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
-def resolve(name: str) -> object:
-    """The object behind a dotted name; where a module and a function share a name, whichever leads on."""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:cut]))
-        except ImportError:
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part)
-        return found
-    raise ImportError(name)
-
-
-def test_readme_first_example_runs_as_printed():
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 11
-    namespace: dict = {}
-    exec(code, namespace)
-    y, more, plain = (namespace[name] for name in ("y", "more", "plain"))
-    assert y.shape == more.shape == plain.shape == (2, 1000, 4, 32)
-    assert not y.isclose(plain).all()
-    assert not y.isclose(more).all()
-
-
-def test_readme_tree_explains_every_file():
-    text = (ROOT / "README.md").read_text()
-    tree = text[text.index("## Files") : text.index("Dependencies point one way")]
+def test_a_tasks_name_stays_in_its_folder():
+    """Extras have the names of tasks, and a model's module has the name of what it is for: neither is a task's name."""
+    tasks = task_registry()
+    extras = {"activity", "language", "vision"}
     for path in SOURCES:
-        if path.stem.startswith("__"):
+        room = room_of(".".join(path.relative_to(ROOT / OWN).with_suffix("").parts))
+        if room in (*TASK_ROOMS, "lab.bench", "cli", *LIBRARY):
             continue
-        assert path.name in tree, f"README's file tree does not mention {path.relative_to(ROOT)}"
+        allowed = extras if path.name == "commands.py" else set()
+        assert not (set(strings(path)) & set(tasks)) - allowed, relative(path)
+        classes = {entry.class_name for entry in tasks.values()}
+        assert not any(name in path.read_text() for name in classes), relative(path)
 
 
-def test_files_and_functions_stay_short():
-    for path in SOURCES:
-        text = path.read_text()
-        assert text.count("\n") < 400, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                if any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
-                    continue  # a kernel has no other way to its tensors than one argument each
-                given = [a for a in arguments if a.arg not in ("self", "cls")]  # what a caller writes
-                assert len(given) <= 10, f"{path}: {node.name}"
+def test_errors_say_what_must_be():
+    """Errors read "X must be ..., got ...". The old form left the reader to guess."""
+    for path in [*SOURCES, ROOT / "setup.py", *(ROOT / "csrc").iterdir()]:
+        found = re.search(r"\bit may (be|have)\b|; may be\b", path.read_text()) if path.is_file() else None
+        assert found is None, f"{relative(path)}: {found and found.group()}"
+
+
+def test_the_readme_is_a_landing_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

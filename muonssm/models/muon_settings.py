@@ -1,4 +1,4 @@
-"""`Muon` in the settings of a model: as a recipe or a JSON file can keep it."""
+"""`Muon` as a model's configuration stores it: a dict of settings, True or False, so that JSON and TOML can hold it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from muonssm.ops import Muon
 
 
 def as_muon(muon: Any) -> Muon:
-    """The value that `muon` stands for: True is the defaults, False or None plain, a dict has the settings."""
+    """Convert `muon` to a `Muon`: True is the defaults, False or None is plain, a dict has the settings."""
     if muon is None or isinstance(muon, bool):
         muon = Muon() if muon else Muon.off()
     if isinstance(muon, dict):
         try:
             muon = Muon(**muon)
         except TypeError as error:
-            raise ValueError(f"muon is {muon!r}; it may have the settings of muonssm.Muon ({error})") from error
+            raise ValueError(f"muon must be a dict of settings of muonssm.Muon, got {muon!r} ({error})") from error
     if not isinstance(muon, Muon):
-        raise ValueError(f"muon is {muon!r}; it may be a dict of settings, True or False")
+        raise TypeError(f"muon must be a dict of settings, True or False, got {muon!r}")
     if not isinstance(muon.gamma, (int, float)):
-        raise ValueError("muon.gamma is a tensor; it may be a number (a learned one is momentum='per_head')")
+        raise TypeError("muon.gamma must be a number, got a tensor; use momentum='per_head' to learn it")
     return muon
 
 
 def muon_settings(muon: Any) -> dict[str, Any]:
-    """The same as a dict."""
+    """Convert `muon`, as `as_muon` takes it, to a dict of settings."""
     return asdict(as_muon(muon))

@@ -1,9 +1,13 @@
-"""The network of the memory tests: the language model's blocks, with logits only where something is asked.
+"""The network of the memory tests: blocks of the language model, with logits at labeled positions only.
 
-input_ids, labels   `[B, L]`; labels are what is to be said at each position, -100 where nothing is asked
+input_ids       `[B, L]`
+labels          `[B, L]`, the token to predict at each position, -100 where there is none
+predictions     `[B, L]`, the predicted token ids, -100 where there is no label
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,20 +15,25 @@ from torch import Tensor, nn
 
 from .language import MuonSSMConfig, MuonSSMModel
 
-IGNORED = -100  # a label that no loss counts; the same as in the data
+IGNORED = -100  # label that no loss counts, as in the data
 
 
 class RecallModel(nn.Module):
-    """`MuonSSMModel` with the embedding as its head. The vocabulary is large and few positions are asked for."""
+    """`MuonSSMModel` with its embedding as the head.
+
+    The vocabulary is large and few positions have labels, so logits are computed at these alone.
+    """
+
+    _no_split_modules: ClassVar[list[str]] = MuonSSMModel._no_split_modules
 
     def __init__(self, config: MuonSSMConfig) -> None:
         super().__init__()
         self.backbone = MuonSSMModel(config)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The mean cross entropy, and as `predictions` the predicted tokens, `[B, L]`, -100 where nothing is asked."""
-        asked = labels != IGNORED
-        h = self.backbone(input_ids, use_cache=False).last_hidden_state[asked]
+        """Return the mean cross-entropy as `loss`, and the token ids of the largest logits as `predictions`."""
+        labeled = labels != IGNORED
+        h = self.backbone(input_ids, use_cache=False).last_hidden_state[labeled]
         logits = F.linear(h, self.backbone.embed_tokens.weight)
-        found = torch.full_like(labels, IGNORED).masked_scatter(asked, logits.detach().argmax(dim=-1))
-        return {"loss": F.cross_entropy(logits.float(), labels[asked]), "predictions": found}
+        predictions = torch.full_like(labels, IGNORED).masked_scatter(labeled, logits.detach().argmax(dim=-1))
+        return {"loss": F.cross_entropy(logits.float(), labels[labeled]), "predictions": predictions}

@@ -1,27 +1,23 @@
-"""The compiled kernels in `csrc/`, through ctypes: a plain shared library that knows nothing of torch or Python.
+"""The compiled kernels of `csrc/` through ctypes: argument structs, loading, and calls. Knows nothing of tensors.
 
-It is built with the package (see setup.py) and loaded on first use, after torch, whose OpenMP runtime it then shares.
+setup.py builds the shared library with the package. It is loaded on first use, after torch, and so shares torch's
+OpenMP runtime.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
+from .tracing import assume_constant
 
-from .dtypes import widen
-from .muon import Muon
-
-ABI = 3
-SEGMENT = 64  # steps between two saved states
-INPUT_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-PLACE = Path(__file__).parent.parent / "_native.so"
-BUILD_LOG = PLACE.with_suffix(".log")
+ABI = 4
+SEGMENT = 64  # time steps between two saved states
+CHANNEL_GROUP = 64  # channels of one task of the selective scan
+LONGEST_FILTER = 64  # taps of the causal convolution
+LIBRARY = Path(__file__).parent.parent / "_native.so"
+BUILD_LOG = LIBRARY.with_suffix(".log")
 
 _Int, _Real, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
@@ -78,38 +74,69 @@ class MambaArguments(ctypes.Structure):
     )
 
 
-def constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `torch.compiler.assume_constant_result` does, without its import of the whole compiler (over a second)."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+STRUCTS: tuple[type[ctypes.Structure], ...] = (
+    Write,
+    MemoryArguments,
+    SelectiveArguments,
+    ConvolutionArguments,
+    MambaArguments,
+)
+CONSTANTS = {"SEGMENT": SEGMENT, "CHANNEL_GROUP": CHANNEL_GROUP, "LONGEST_FILTER": LONGEST_FILTER}
+FUNCTIONS: dict[str, type[ctypes.Structure]] = {
+    "memory_forward": MemoryArguments,
+    "memory_backward": MemoryArguments,
+    "memory_step": MemoryArguments,
+    "selective_forward": SelectiveArguments,
+    "selective_backward": SelectiveArguments,
+    "selective_step": SelectiveArguments,
+    "convolution_forward": ConvolutionArguments,
+    "convolution_backward": ConvolutionArguments,
+    "mamba_step": MambaArguments,
+}
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library; raises OSError with the reason where there is none."""
-    if not PLACE.exists():
+    """Load the library; raise OSError with the reason if it is missing or was built from other sources."""
+    if not LIBRARY.exists():
         log = BUILD_LOG.read_text().strip() if BUILD_LOG.exists() else "the package was not built"
         raise OSError(f"the C++ kernels are not built: {log}")
-    library = ctypes.CDLL(str(PLACE))
-    library.muonssm_isa.restype = ctypes.c_char_p
-    library.muonssm_abi.restype = library.muonssm_vector_bytes.restype = _Int
-    if library.muonssm_abi() != ABI:
-        raise OSError(f"the C++ kernels have interface {library.muonssm_abi()}, not {ABI}: build the package again")
+    library = ctypes.CDLL(str(LIBRARY))
+    check_interface(library)
+    library.muonssm_isa.argtypes, library.muonssm_isa.restype = (), ctypes.c_char_p
+    library.muonssm_vector_bytes.argtypes, library.muonssm_vector_bytes.restype = (), _Int
     library.muonssm_expect_large.argtypes, library.muonssm_expect_large.restype = (_Pointer, _Int), None
-    for operator, arguments in (("memory", MemoryArguments), ("selective", SelectiveArguments)):
-        for kind in ("forward", "backward", "step"):
-            function = getattr(library, f"muonssm_{operator}_{kind}")
-            function.argtypes, function.restype = (ctypes.POINTER(arguments),), _Int if kind == "step" else None
-    for function in (library.muonssm_convolution_forward, library.muonssm_convolution_backward):
-        function.argtypes, function.restype = (ctypes.POINTER(ConvolutionArguments),), None
-    library.muonssm_mamba_step.argtypes = (ctypes.POINTER(MambaArguments),)
-    library.muonssm_mamba_step.restype = None
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(library, f"muonssm_{name}")
+        function.argtypes = (ctypes.POINTER(arguments),)
+        function.restype = _Int if name == "memory_step" else None
     return library
 
 
-@constant
+def check_interface(library: ctypes.CDLL) -> None:
+    """Compare the ABI number, the size of every struct and the shared constants with those of the library."""
+    library.muonssm_abi.argtypes, library.muonssm_abi.restype = (), _Int
+    if (abi := library.muonssm_abi()) != ABI:
+        raise _mismatch("the ABI number", ABI, abi)
+    for name in ("struct_size", "constant"):
+        function = getattr(library, f"muonssm_{name}")
+        function.argtypes, function.restype = (ctypes.c_char_p,), _Int
+    for struct in STRUCTS:
+        expected, size = ctypes.sizeof(struct), library.muonssm_struct_size(struct.__name__.encode())
+        if size != expected:
+            raise _mismatch(f"the size of struct {struct.__name__}", expected, size)
+    for name, value in CONSTANTS.items():
+        if (other := library.muonssm_constant(name.encode())) != value:
+            raise _mismatch(name, value, other)
+
+
+def _mismatch(name: str, expected: int, got: int) -> OSError:
+    return OSError(f"{name} of the C++ kernels must be {expected}, got {got}; rebuild the package (pip install .)")
+
+
+@assume_constant
 def unavailable() -> str | None:
-    """Why the kernels cannot be used on this machine; None if they can."""
+    """Return why the kernels cannot be used on this machine; None if they can."""
     return _unavailable()
 
 
@@ -123,102 +150,21 @@ def _unavailable() -> str | None:
 
 
 def isa() -> str:
-    """The instruction set the kernels use here: portable, avx2 or avx512."""
+    """Return the instruction set that the kernels use: portable, avx2 or avx512."""
     return load().muonssm_isa().decode()
 
 
 @functools.cache
-def _vector_bytes() -> int:
+def vector_bytes() -> int:
+    """Return the width of the kernels' vectors."""
     return load().muonssm_vector_bytes()
 
 
-@constant
-def _lanes(itemsize: int) -> int:
-    return _vector_bytes() // itemsize
+def expect_large(address: int, size: int) -> None:
+    """Ask the operating system for large pages for `size` new bytes at `address`; a hint only."""
+    load().muonssm_expect_large(address, size)
 
 
-def padded(size: int, dtype: torch.dtype) -> int:
-    """`size` in whole vectors."""
-    lanes = _lanes(dtype.itemsize)
-    return (size + lanes - 1) // lanes * lanes
-
-
-def write_numbers(muon: Muon) -> list[float]:
-    """The fields of `Write` for `muon`."""
-    steps = {None: -1, "frobenius": 0}.get(muon.normalization, muon.ns_steps)
-    inside, outside = (muon.tau, 1.0) if muon.tau_position == "inside" else (1.0, muon.tau)
-    return [float(steps), float(inside), float(outside), float(muon.delta)]
-
-
-def make_write(numbers: list[float]) -> Write:
-    """The struct from the numbers."""
-    return Write(int(numbers[0]), *numbers[1:])
-
-
-def has_momentum(muon: Muon) -> bool:
-    """False only where gamma is the number 0, known before any tensor is looked at."""
-    return isinstance(muon.gamma, Tensor) or muon.gamma != 0
-
-
-def common_dtype(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The tensors in one dtype the kernels read, contiguous: their own if they share one, else that of computation."""
-    kinds = {x.dtype for x in tensors}
-    shared = len(kinds) == 1 and (dtype == torch.float64) == (torch.float64 in kinds)
-    return tuple(x.contiguous() if shared else widen(x, dtype).contiguous() for x in tensors)
-
-
-def narrow_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gradient in the dtype of its input; float16 saturates, as in `dtypes.widen`."""
-    if dtype == torch.float16:
-        largest = torch.finfo(dtype).max
-        x = x.clamp(-largest, largest)
-    return x.to(dtype)
-
-
-def sequence_offsets(B: int, L: int, cu_seqlens: Tensor | None) -> Tensor:
-    """Where each sequence begins and the last ends, in steps of the flattened batch, int64."""
-    if cu_seqlens is not None:
-        return cu_seqlens.to("cpu", torch.int64).contiguous()
-    return torch.arange(B + 1) * L
-
-
-def is_plain(x: Tensor) -> bool:
-    """An ordinary tensor outside compilation: the kernels may be called directly, without the dispatcher's detour."""
-    return type(x) is Tensor and not torch.compiler.is_compiling()
-
-
-def call(operator: str, kind: str, arguments: ctypes.Structure) -> None:
-    """`muonssm_OPERATOR_KIND` of the library."""
-    getattr(load(), f"muonssm_{operator}_{kind}")(ctypes.byref(arguments))
-
-
-LARGE = 32 << 20  # malloc keeps smaller blocks for the next time, larger ones are always new
-
-
-def empty(like: Tensor, shape: Any) -> Tensor:
-    """`like.new_empty(shape)`, in large pages where it is large: first touching small ones costs more than the work."""
-    tensor = like.new_empty(shape)
-    size = tensor.numel() * tensor.itemsize
-    if size >= LARGE:
-        load().muonssm_expect_large(tensor.data_ptr(), size)
-    return tensor
-
-
-def materialize(
-    given: Sequence[Tensor | None], like: Sequence[Tensor], shapes: Sequence[Sequence[int]]
-) -> list[Tensor]:
-    """The gradients that came in, with zeros for those that did not."""
-    return [
-        x.new_zeros(tuple(shape)) if gradient is None else gradient
-        for gradient, x, shape in zip(given, like, shapes, strict=True)
-    ]
-
-
-def address(tensor: Tensor | None) -> int | None:
-    """Where the data of a contiguous tensor begins; nowhere if it has none."""
-    return None if tensor is None or tensor.numel() == 0 else tensor.data_ptr()
-
-
-def saved_segments(steps: int, sequences: int) -> int:
-    """Room for the states before every started segment: one more a sequence than whole segments at most."""
-    return steps // SEGMENT + sequences
+def call(name: str, arguments: ctypes.Structure) -> int | None:
+    """Call `muonssm_NAME`; `memory_step` returns 1 if it refused its inputs and did nothing."""
+    return getattr(load(), f"muonssm_{name}")(ctypes.byref(arguments))

@@ -1,4 +1,7 @@
-"""The implementations of the two operators, and which one a call gets. Choosing is kept apart from computing."""
+"""The implementations of both operators, and which one a call gets.
+
+A named implementation runs, or raises an error that says why. `impl="auto"` takes the best one that can run the call.
+"""
 
 from __future__ import annotations
 
@@ -10,69 +13,67 @@ from typing import NamedTuple
 import torch
 
 from . import cpu_library
+from .decoding import is_one_step
 from .triton import config as triton_config
 from .triton import support as triton_support
 
 
 class Problem(NamedTuple):
-    """What the choice depends on: nothing else may influence it."""
+    """Everything that the choice depends on."""
 
     device: torch.device
     dtype: torch.dtype  # of the computation and the state: float32 or float64
-    length: int  # steps of the longest sequence
-    width: int = 0  # key dimension, or states of a channel
-    transformed: bool = False  # by torch.func or forward-mode differentiation, which see through torch's own ops only
+    length: int  # time steps of the longest sequence
+    width: int = 0  # key dimension, or states per channel
+    transformed: bool = False  # torch.func or forward-mode differentiation surrounds the call
 
 
 class Modules(NamedTuple):
-    """An implementation's module for each operator, with its `run` and `chunk_length`."""
+    """The modules of an implementation, one per operator: `ops/memory/NAME.py` and `ops/selective/NAME.py`."""
 
     memory: ModuleType
     selective: ModuleType
 
 
+def _no_limits(problem: Problem) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute both operators: `ops/memory/NAME.py` and `ops/selective/NAME.py`, imported on first use."""
+    """One way to compute both operators. `load` imports its modules on first use."""
 
     name: str
     summary: str
     load: Callable[[], Modules]
-    fused: bool = False  # takes the inputs as they came: casts, scales and packing are its own business
-    transformable: bool = False  # made of torch's own operations throughout
+    limits: Callable[[Problem], str | None] = _no_limits  # why it cannot run a problem; None if it can
+    raw_inputs: bool = False  # `run_raw` takes the caller's inputs and does casts, write scales and packing itself
+    transformable: bool = False  # consists of torch's own operations
 
     def unsupported(self, problem: Problem) -> str | None:
-        """Why this implementation cannot compute `problem`; None if it can."""
+        """Return why this implementation cannot run `problem`; None if it can."""
         if problem.dtype == torch.float64 and problem.device.type == "mps":
             return "the mps device has no float64"
         if problem.transformed and not self.transformable:
-            return "it has operations of its own, which torch.func and forward-mode differentiation cannot see through"
-        return None
+            return "torch.func and forward-mode differentiation cannot see through its custom operations"
+        return self.limits(problem)
 
 
-class NativeImplementation(Implementation):
-    """The C++ kernels: usable on a CPU, where they were built."""
-
-    def unsupported(self, problem: Problem) -> str | None:
-        """Why the kernels cannot compute `problem`; None if they can."""
-        if problem.device.type != "cpu":
-            return f"the C++ kernels run on a CPU, not on {problem.device.type}"
-        return super().unsupported(problem) or cpu_library.unavailable()
+def _native_limits(problem: Problem) -> str | None:
+    if problem.device.type != "cpu":
+        return f"the C++ kernels run on a CPU, not on {problem.device.type}"
+    return cpu_library.unavailable()
 
 
-class TritonImplementation(Implementation):
-    """The Triton kernels: usable on a GPU, or on a CPU under Triton's interpreter."""
-
-    def unsupported(self, problem: Problem) -> str | None:
-        """Why the kernels cannot compute `problem`; None if they can."""
-        if problem.dtype == torch.float64:
-            return "the Triton kernels compute in float32, not float64"
-        if problem.width > triton_config.LARGEST:
-            return f"the Triton kernels hold {triton_config.LARGEST} key dimensions or states at most"
-        return super().unsupported(problem) or triton_support.unavailable(problem.device)
+def _triton_limits(problem: Problem) -> str | None:
+    if problem.dtype == torch.float64:
+        return "the Triton kernels compute in float32, not float64"
+    if problem.width > triton_config.LARGEST:
+        return f"the Triton kernels support at most {triton_config.LARGEST} key dimensions or states"
+    return triton_support.unavailable(problem.device)
 
 
-# Import statements, one function each: a compiler follows these, where it cannot follow an import by name.
+# One function with import statements per implementation: torch.compile follows these, but not an import by name.
 
 
 def _reference() -> Modules:
@@ -111,43 +112,46 @@ def _triton() -> Modules:
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    implementation.name: implementation
-    for implementation in (
-        Implementation(
-            "reference", "a loop over the steps, to be read and as the oracle", _reference, transformable=True
-        ),
-        Implementation("scan", "the paper's Algorithm 1: a parallel scan over every step", _scan, transformable=True),
-        Implementation("chunked", "matmuls within chunks, a short recurrence across them", _chunked),
-        NativeImplementation("native", "C++ on a CPU: one pass over the state a step", _native, fused=True),
-        TritonImplementation("triton", "Triton on a GPU: the chunked form as kernels", _triton, fused=True),
-    )
+    "reference": Implementation("reference", "a loop over time steps; the oracle", _reference, transformable=True),
+    "scan": Implementation("scan", "Algorithm 1 of the paper: a parallel scan", _scan, transformable=True),
+    "chunked": Implementation("chunked", "matmuls within chunks, a recurrence across chunks", _chunked),
+    "native": Implementation("native", "C++ kernels on a CPU", _native, _native_limits, raw_inputs=True),
+    "triton": Implementation("triton", "Triton kernels on a GPU", _triton, _triton_limits, raw_inputs=True),
 }
+
+KERNELS = {"cpu": ("native",), "cuda": ("triton",)}
+"""Compiled kernels by type of device, which `auto` prefers."""
 
 
 def auto_order(problem: Problem) -> tuple[str, ...]:
-    """Names that `impl="auto"` tries, best first.
+    """Return the names that `impl="auto"` tries, best first.
 
-    On a CPU `native`, where it was built, on a GPU `triton`, where it is installed. Otherwise `reference` for a single
-    step (decoding has nothing to parallelise), and `chunked` for anything longer. `scan` costs a factor of m more work
-    and is taken only when asked for.
+    Compiled kernels come first. Without them, `reference` serves a single step, which has nothing to parallelize, and
+    `chunked` serves longer sequences. `scan` does m times more work and only runs by name.
     """
-    kernels = {"cpu": ("native",), "cuda": ("triton",)}.get(problem.device.type, ())
-    return (*kernels, "reference") if problem.length <= 1 else (*kernels, "chunked", "reference")
+    kernels = KERNELS.get(problem.device.type, ())
+    if is_one_step(problem.length, packed=False):
+        return (*kernels, "reference")
+    return (*kernels, "chunked", "reference")
 
 
 def choose(impl: str, problem: Problem) -> Implementation:
-    """The implementation for `impl`: one asked for by name is taken or refused with the reason, never replaced."""
+    """Return the implementation that runs `problem`; raise ValueError with the reasons if there is none."""
     if impl == "auto":
-        candidates = [IMPLEMENTATIONS[name] for name in auto_order(problem)]
-        reasons = [candidate.unsupported(problem) for candidate in candidates]
-        for candidate, reason in zip(candidates, reasons, strict=True):
-            if reason is None:
-                return candidate
-        tried = "; ".join(f"{c.name}: {reason}" for c, reason in zip(candidates, reasons, strict=True))
-        raise ValueError(f"impl is 'auto', and no implementation can run this: {tried}")
+        return _choose_auto(problem)
     if not isinstance(impl, str) or impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl is {impl!r}; it may be 'auto' or one of {sorted(IMPLEMENTATIONS)}")
+        raise ValueError(f"impl must be 'auto' or one of {sorted(IMPLEMENTATIONS)}, got {impl!r}")
     reason = IMPLEMENTATIONS[impl].unsupported(problem)
     if reason is not None:
-        raise ValueError(f"impl is {impl!r}, which cannot run this: {reason}; impl='auto' picks one that can")
+        raise ValueError(f"impl={impl!r} cannot run this call: {reason}; impl='auto' chooses one that can")
     return IMPLEMENTATIONS[impl]
+
+
+def _choose_auto(problem: Problem) -> Implementation:
+    reasons = {}
+    for name in auto_order(problem):
+        reasons[name] = IMPLEMENTATIONS[name].unsupported(problem)
+        if reasons[name] is None:
+            return IMPLEMENTATIONS[name]
+    tried = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise ValueError(f"impl='auto' found no implementation that can run this call: {tried}")

@@ -1,4 +1,7 @@
-"""Casts of the operators: the dtype of computation, gradients that saturate, and autocast kept out."""
+"""Casts: the dtype of computation, gradients that saturate, and autocast kept out.
+
+Recurrent states are float32, or float64 if any input is. Outputs return in the dtype of the values.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,34 @@ from torch import Tensor
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """The dtype of computation and state: float64 if anything is, otherwise float32."""
+    """Return the dtype of computation and state: float64 if any tensor is float64, otherwise float32."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the dtype of computation; float16 gradients saturate on the way back.
+    """Cast x to the dtype of computation; gradients of float16 saturate on the way back.
 
-    The derivative of a normalised write near zero is A tau beta / delta, beyond float16's range: as infinity, a
-    zero mask further up would turn it into NaN.
+    The derivative of a normalized write near zero is A tau beta / delta, beyond the range of float16. As infinity, a
+    zero mask earlier in the network would turn it into NaN.
     """
     return _SaturatingCast.apply(x, dtype) if x.dtype == torch.float16 else x.to(dtype)
 
 
+def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Clamp x to the finite range of `dtype`."""
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest)
+
+
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Keeps autocast out: the recurrence runs in the dtype it was given, whatever surrounds it."""
+    """Disable autocast: the recurrence runs in the dtype it was given."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 def gamma_tensor(gamma: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """gamma as `[B, L, H]` with size 1 on the axes along which it does not vary."""
+    """Return gamma as `[B, L, H]` with size 1 on the axes along which it does not vary."""
     if not isinstance(gamma, Tensor):
         return torch.full((1, 1, 1), float(gamma), dtype=dtype, device=device)
     shape = gamma.shape if gamma.ndim == 3 else (1, 1, gamma.numel())
@@ -46,5 +55,4 @@ class _SaturatingCast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        largest = torch.finfo(ctx.source).max
-        return grad.clamp(-largest, largest).to(ctx.source), None
+        return saturate(grad, ctx.source).to(ctx.source), None

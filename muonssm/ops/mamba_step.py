@@ -1,4 +1,9 @@
-"""One token through a whole Mamba mixer, by the C++ kernel in csrc/mamba.h: decoding without a call for each part."""
+"""One decoding step of a whole Mamba mixer, by the C++ kernel in csrc/mamba.h.
+
+x, y      [B, 1, d_model]
+tail      [B, K - 1, D]    the last inputs of the convolution
+S, M      [B, D, N]        the memory's state
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import cpu_library, validate
+from . import cpu_library, launch
+from .decoding import is_direct_step
 from .muon import Muon
 from .state import MemoryState
 
-LARGEST_BATCH = 16  # the kernel goes row by row; many sequences are a matrix product
+LARGEST_BATCH = 16  # the kernel multiplies row by row; for more sequences a matrix product is faster
 
 
 class MambaWeights(NamedTuple):
@@ -32,7 +38,7 @@ class MambaWeights(NamedTuple):
 
 
 class MambaStep(NamedTuple):
-    """What came out: y `[B, 1, d_model]`, the convolution's new tail and the memory's new state."""
+    """The output y, the convolution's new tail and the memory's new state."""
 
     y: Tensor
     tail: Tensor
@@ -55,42 +61,45 @@ def mamba_step(
     impl: str = "auto",
     norm: Norm | None = None,
 ) -> MambaStep | None:
-    """x `[B, 1, d_model]` one step on; None where the kernel does not apply, and the parts have to be called in turn.
+    """Advance x `[B, 1, d_model]` through the mixer; None if the kernel cannot run this call.
 
-    With `norm`, y is a whole residual block: x + mixer(norm(x)). The kernel applies without gradients, to ordinary
-    float32 tensors on a CPU, outside compilation, autocast and torch.func.
+    With `norm`, y is a whole residual block: x + mixer(norm(x)). The kernel runs decoding steps (see `decoding`) of
+    contiguous float32 tensors outside autocast.
     """
-    if torch.is_grad_enabled() or impl not in ("auto", "native") or cpu_library.unavailable() is not None:
+    tensors = (x, *weights, tail, *memory) if norm is None else (x, norm.weight, *weights, tail, *memory)
+    if impl not in ("auto", "native") or not is_direct_step(tensors) or not _fits(x, weights, tail, memory):
         return None
-    if x.shape[0] > LARGEST_BATCH or torch.is_autocast_enabled("cpu") or validate.is_transformed():
+    if cpu_library.unavailable() is not None or torch.is_autocast_enabled("cpu"):
+        return None
+    x = x.contiguous()
+    tensors = (x, *tensors[1:])
+    if set(map(_dtype, tensors)) != _FLOAT32 or not all(map(Tensor.is_contiguous, tensors)):
         return None
     D, N = weights.A_log.shape
-    K = weights.conv_weight.shape[2]
-    x = x.contiguous()
-    given = (x, *weights, tail, *memory) if norm is None else (x, norm.weight, *weights, tail, *memory)
-    shaped = x.shape[1:] == (1, weights.in_proj.shape[1]) and tail.shape == (x.shape[0], K - 1, D)
-    shaped = shaped and memory.S.shape == memory.M.shape == (x.shape[0], D, N)
-    if not shaped or torch.compiler.is_compiling() or not _TYPES.issuperset(map(type, given)):
-        return None
-    if set(map(_KIND, given)) != _USUAL or not all(map(Tensor.is_contiguous, given)):
-        return None
     y, new_tail, S, M = out = tuple(map(torch.empty_like, (x, tail, *memory)))
-    sizes = (torch.get_num_threads(), x.shape[0], x.shape[2], D, N, weights.dt_proj.shape[1], K)
-    addresses: list[int | None] = [*map(Tensor.data_ptr, given + out)]
+    sizes = (x.shape[0], x.shape[2], D, N, weights.dt_proj.shape[1], weights.conv_weight.shape[2])
+    addresses: list[int | None] = [*map(Tensor.data_ptr, tensors + out)]
     if norm is None:
         addresses.insert(1, None)
-    numbers = (muon.gamma, 0.0 if norm is None else norm.eps, _write(muon))
-    arguments = cpu_library.MambaArguments(*sizes, *numbers, *addresses)
+    numbers = (muon.gamma, 0.0 if norm is None else norm.eps, _write_struct(muon))
+    arguments = cpu_library.MambaArguments(torch.get_num_threads(), *sizes, *numbers, *addresses)
     cpu_library.load().muonssm_mamba_step(ctypes.byref(arguments))
     return MambaStep(y, new_tail, MemoryState(S, M))
 
 
-# What a step does besides computing counts: these run in C, and `Muon` is a frozen value.
-_KIND = operator.attrgetter("dtype", "device")
-_USUAL = {(torch.float32, torch.device("cpu"))}
-_TYPES = {Tensor, torch.nn.Parameter}
+# `map` with this stays in C: what a step does besides computing counts.
+_dtype = operator.attrgetter("dtype")
+_FLOAT32 = {torch.float32}
+
+
+def _fits(x: Tensor, weights: MambaWeights, tail: Tensor, memory: MemoryState) -> bool:
+    """Return whether the shapes agree and the batch is small enough for the kernel."""
+    B, (D, N), K = x.shape[0], weights.A_log.shape, weights.conv_weight.shape[2]
+    if B > LARGEST_BATCH or x.shape[1:] != (1, weights.in_proj.shape[1]) or tail.shape != (B, K - 1, D):
+        return False
+    return memory.S.shape == memory.M.shape == (B, D, N)
 
 
 @functools.lru_cache
-def _write(muon: Muon) -> cpu_library.Write:
-    return cpu_library.make_write(cpu_library.write_numbers(muon))
+def _write_struct(muon: Muon) -> cpu_library.Write:
+    return launch.write_struct(launch.write_numbers(muon))

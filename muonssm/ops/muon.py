@@ -1,15 +1,14 @@
-"""`Muon`: what the paper adds to a backbone, as one frozen value."""
+"""`Muon`: the memory rule that the paper adds to a backbone, as one frozen value."""
 
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_choice, check_int, check_number, is_number
 
 NORMALIZATIONS = ("newton_schulz", "frobenius", None)
 TAU_POSITIONS = ("inside", "outside")
@@ -17,20 +16,23 @@ TAU_POSITIONS = ("inside", "outside")
 
 @dataclass(frozen=True, eq=False)
 class Muon:
-    """Momentum and normalisation of the memory write (eqs. 3 and 4, Definition 1).
+    """Momentum and normalization of the memory write (eqs. 3 and 4, Definition 1).
 
-        M_t = gamma_t M_{t-1} + N(tau beta_t v_t k_t^T)         N chosen by `normalization`
+        M_t = gamma_t M_{t-1} + N(tau beta_t v_t k_t^T)         N is set by `normalization`
         S_t = S_{t-1} alpha_t (I - beta_t eta k_t k_t^T) + M_t
 
+    The defaults are the paper's. `Muon.off()` is the plain backbone.
+
     Attributes:
-        gamma: momentum decay in [0, 1]; 0 means no momentum. A float, or a tensor `[H]` or `[B, L, H]` (for the
-            selective scan `[1]` or `[B, L, 1]`; a 0-d tensor for either), which then receives gradients.
+        gamma: momentum decay in [0, 1]; 0 means no momentum. A float, or a tensor that receives gradients: a scalar,
+            `[H]` (per head) or `[B, L, H]` (per step and head). For the selective scan H is 1.
         tau: scale of the write, > 0.
-        delta: floor of the Frobenius norm that the write is divided by, > 0.
-        normalization: `"newton_schulz"`, `"frobenius"` (the division alone) or `None` (the write as it is).
-        ns_steps: how often the Newton-Schulz polynomial is applied, >= 1.
-        tau_position: `"inside"`, N(tau X), is the paper's equation, where tau cancels unless the write is below
-            `delta`; `"outside"`, tau N(X), is what its text says ("scales the normalized update").
+        delta: lower bound of the norm by which the write is divided, > 0.
+        normalization: `"newton_schulz"` (Definition 1), `"frobenius"` (division by the norm only) or `None` (no
+            normalization).
+        ns_steps: number of Newton-Schulz steps, >= 1.
+        tau_position: `"inside"` for N(tau X), the paper's equation, where tau cancels unless the norm is below `delta`;
+            `"outside"` for tau N(X), the paper's text ("scales the normalized update").
     """
 
     gamma: float | Tensor = 0.9
@@ -42,24 +44,22 @@ class Muon:
 
     def __post_init__(self) -> None:
         _check_gamma(self.gamma)
-        _check_positive("tau", self.tau)
-        _check_positive("delta", self.delta)
-        if self.normalization not in NORMALIZATIONS:
-            raise ValueError(f"normalization is {self.normalization!r}; it may be one of {NORMALIZATIONS}")
-        if not is_int(self.ns_steps, 1):
-            raise ValueError(
-                f"ns_steps is {self.ns_steps!r}; it may be an integer >= 1 (zero steps are normalization='frobenius')"
-            )
-        if self.tau_position not in TAU_POSITIONS:
-            raise ValueError(f"tau_position is {self.tau_position!r}; it may be one of {TAU_POSITIONS}")
+        check_number("tau", self.tau, low=0, open_low=True)
+        check_number("delta", self.delta, low=0, open_low=True)
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
+        check_int("ns_steps", self.ns_steps, least=1)
+        check_choice("tau_position", self.tau_position, TAU_POSITIONS)
 
     @classmethod
     def off(cls) -> Muon:
-        """The plain backbone (eq. 1): no momentum, no normalisation, the write beta_t v_t k_t^T as it is."""
+        """Return the rule of the plain backbone (eq. 1): no momentum, and the write beta_t v_t k_t^T as it is."""
         return cls(gamma=0.0, tau=1.0, normalization=None)
 
     def with_gamma(self, gamma: Tensor) -> Muon:
-        """The same with a gamma that a sigmoid made: not checked again, so that nan in an input shows in its output."""
+        """Return a copy with another gamma that is known to be in [0, 1].
+
+        It is not checked, so that a NaN in a layer's input shows up in its output and does not raise here.
+        """
         if torch.compiler.is_compiling():
             return replace(self, gamma=gamma)
         other = copy.copy(self)
@@ -85,22 +85,15 @@ def _same(a: object, b: object) -> bool:
 
 
 def _check_gamma(gamma: float | Tensor) -> None:
-    if isinstance(gamma, Tensor):
-        if not gamma.is_floating_point():
-            raise TypeError(f"gamma is a tensor of {gamma.dtype}; it may be a float or a floating-point tensor")
-        if torch.compiler.is_compiling() or gamma.device.type != "cpu" or gamma.numel() == 0:
-            return
-        low, high = (bound.item() for bound in torch.aminmax(gamma.detach()))
-        if not 0.0 <= low <= high <= 1.0:
-            raise ValueError(f"gamma has values from {low:.6g} to {high:.6g}; they may be in [0, 1]")
-    elif not is_number(gamma):
-        raise TypeError(f"gamma is of type {type(gamma).__name__}; it may be a float or a floating-point tensor")
-    elif not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma is {gamma!r}; it may be in [0, 1]")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not is_number(value):
-        raise TypeError(f"{name} is of type {type(value).__name__}; it may be a float > 0")
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value!r}; it may be a finite float > 0")
+    if not isinstance(gamma, Tensor):
+        if not is_number(gamma):
+            raise TypeError(f"gamma must be a number or a floating-point tensor in [0, 1], got {gamma!r}")
+        check_number("gamma", gamma, low=0, high=1)
+        return
+    if not gamma.is_floating_point():
+        raise TypeError(f"gamma must be a number or a floating-point tensor in [0, 1], got a tensor of {gamma.dtype}")
+    if torch.compiler.is_compiling() or gamma.device.type != "cpu" or gamma.numel() == 0:
+        return
+    low, high = (bound.item() for bound in torch.aminmax(gamma.detach()))
+    if not 0.0 <= low <= high <= 1.0:
+        raise ValueError(f"gamma must be in [0, 1], got values from {low:.6g} to {high:.6g}")

@@ -1,11 +1,11 @@
-"""Rows for the implementations: casts, lengths that do not fill a chunk, and packed sequences, handled once.
+"""Lengths that do not fill a chunk, and packed sequences, handled once for all implementations.
 
-An implementation sees a batch of rows `[B, L, ...]` in one dtype whose length is a multiple of its chunk. Where a row
-has to be longer than its sequence, the added steps are neutral: all their inputs are zero (log_alpha 0, no write, no
-erase), gamma is 1, and mu is 0, which keeps M out of S. Both states then pass through them unchanged, exactly.
+An implementation gets a batch `[B, L, ...]` in one dtype whose length is a multiple of its chunk. Sequences that are
+shorter are padded with neutral steps: all their inputs are zero (log_alpha 0, no write, no erase), gamma is 1, and mu
+is 0, which keeps M out of S. Both states pass through neutral steps unchanged, exactly.
 
-    steps    a NamedTuple of per-step tensors `[B, L, ...]`; gamma and mu may have size 1 where they do not vary
-    S, M     `[B, ...]`, one state a row
+    steps    a NamedTuple of per-step tensors `[B, L, ...]`; gamma and mu have size 1 on axes where they do not vary
+    S, M     `[B, ...]`, one state per sequence
     y        shaped like `steps.u`
 """
 
@@ -22,36 +22,38 @@ Result = tuple[Tensor, Tensor, Tensor]  # y, S, M
 Run = Callable[[Any, Tensor, Tensor], Result]
 
 
-class Chunking(Protocol):
-    """How long a chunk an implementation wants for rows of `length` steps; 1 if it takes any length."""
+class ChunkLength(Protocol):
+    """Returns the chunk length that an implementation wants for `length` steps; 1 if it takes any length."""
 
     def __call__(self, length: int) -> int: ...
 
 
-def run_sequences(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, lengths: list[int] | None) -> Result:
-    """`run` on one sequence a row, or on sequences of `lengths` packed into the one row there is."""
+def run_sequences(
+    run: Run, chunk_length: ChunkLength, steps: Any, S: Tensor, M: Tensor, lengths: list[int] | None
+) -> Result:
+    """Call `run` on a batch, or on sequences of `lengths` that are packed into a batch of one."""
     if lengths is None:
-        return _run_rows(run, chunking, steps, S, M)
-    return _run_packed(run, chunking, steps, S, M, lengths)
+        return _run_batch(run, chunk_length, steps, S, M)
+    return _run_packed(run, chunk_length, steps, S, M, lengths)
 
 
-def _run_rows(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor) -> Result:
-    """One sequence a row: fills the last chunk with neutral steps and cuts their outputs off again."""
+def _run_batch(run: Run, chunk_length: ChunkLength, steps: Any, S: Tensor, M: Tensor) -> Result:
+    """Fill the last chunk with neutral steps, run, and cut their outputs off."""
     L = steps.u.shape[1]
     if L == 0:
         return steps.u, S.clone(), M.clone()
-    missing = -L % chunking(L)
+    missing = -L % chunk_length(L)
     if missing == 0:
         return run(steps, S, M)
     y, S, M = run(_map_steps(steps, lambda x, neutral: _extend(x, L, missing, neutral)), S, M)
     return y[:, :L].contiguous(), S, M
 
 
-def _run_packed(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, lengths: list[int]) -> Result:
-    """Several sequences in the one row of `steps`: lays them out in rows of their own.
+def _run_packed(run: Run, chunk_length: ChunkLength, steps: Any, S: Tensor, M: Tensor, lengths: list[int]) -> Result:
+    """Unpack the sequences into batches of similar length, run each batch, and pack the outputs again.
 
-    Sequences of similar length (equal number of bits, so never more than twice as long) share a batch: rows are at
-    most twice as long as they need be, up to whole chunks, and batches grow in number with the log of the longest.
+    Lengths with the same number of bits share a batch, so none is more than twice as long as another: padding at most
+    doubles the work, up to whole chunks, and the number of batches grows with the log of the longest sequence.
     """
     batches: dict[int, list[int]] = {}
     for i, length in enumerate(lengths):
@@ -64,26 +66,26 @@ def _run_packed(run: Run, chunking: Chunking, steps: Any, S: Tensor, M: Tensor, 
         count, offset = torch.tensor(counts), torch.arange(max(counts))
         live = offset < count[:, None]
         index = (first[:, None] + offset).where(live, first[:, None].clamp(max=max(sum(lengths) - 1, 0)))
-        rows = _gather(steps, index.to(steps.u.device), live.to(steps.u.device))
-        y, S_end, M_end = _run_rows(run, chunking, rows, S[members], M[members])
+        batch = _gather(steps, index.to(steps.u.device), live.to(steps.u.device))
+        y, S_end, M_end = _run_batch(run, chunk_length, batch, S[members], M[members])
         outputs.append(y[live])
         positions.append(index[live])
         states.append((S_end, M_end))
     order = torch.cat(positions).argsort().to(S.device)
     sequence = torch.tensor([i for members in batches.values() for i in members]).argsort().to(S.device)
-    S_all, M_all = (torch.cat(parts)[sequence] for parts in zip(*states, strict=True))
+    S_all, M_all = (torch.cat(ends)[sequence] for ends in zip(*states, strict=True))
     return torch.cat(outputs)[order][None], S_all, M_all
 
 
 def _gather(steps: Any, index: Tensor, live: Tensor) -> Any:
-    """The rows `index` [n, L] of packed steps, neutral where not `live`."""
+    """Take the packed steps at `index` [n, L]; neutral steps where not `live`."""
     total = steps.u.shape[1]
 
-    def rows(x: Tensor, neutral: float) -> Tensor:
+    def take(x: Tensor, neutral: float) -> Tensor:
         x = x.expand(1, total, *x.shape[2:])[0]
         return torch.where(live.view(*live.shape, *(1,) * (x.ndim - 1)), x[index], neutral)
 
-    return _map_steps(steps, rows)
+    return _map_steps(steps, take)
 
 
 def _extend(x: Tensor, length: int, missing: int, neutral: float) -> Tensor:
@@ -92,7 +94,7 @@ def _extend(x: Tensor, length: int, missing: int, neutral: float) -> Tensor:
 
 
 def _map_steps(steps: Any, function: Callable[[Tensor, float], Tensor]) -> Any:
-    """`function(tensor, its neutral value)` on every per-step tensor there is."""
+    """Apply `function(tensor, neutral value)` to every per-step tensor that is not None."""
     names = steps._fields
     mapped = [None if x is None else function(x, float(n == "gamma")) for n, x in zip(names, steps, strict=True)]
     return type(steps)(*mapped)

@@ -1,143 +1,134 @@
-"""Argument checks of the operators. Every error names the argument, what it was, and what it may be.
+"""Argument checks of the operators, in the wording of `muonssm.checks`: "NAME must be ..., got ...".
 
-Shapes, types and devices are always checked. Values are checked on CPU and outside compilation only: on a GPU that
-would stop the pipeline, and a compiler cannot branch on them.
+Types, shapes and devices are always checked. Values are checked on a CPU and outside compilation only: on a GPU the
+check would stop the pipeline, and a compiler cannot branch on values.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_number
+from muonssm.checks import check_number
 
 from .muon import Muon
 from .state import MemoryState
+from .tracing import is_transformed
 
 Sizes = dict[str, int]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], layouts: Mapping[str, str]) -> Sizes:
-    """Checks type, device and shape of every tensor; returns the size of each axis letter.
+    """Check type, device and shape of every tensor; return the size of each axis letter.
 
-    `layouts` spells a shape by its letters, "B L H m"; a letter has one size wherever it stands.
+    `layouts` spells a shape by its letters, "B L H m". A letter has the same size in all tensors.
     """
     sizes: Sizes = {}
     first_with: dict[str, str] = {}
     device: torch.device | None = None
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is of type {type(tensor).__name__}; it may be a floating-point tensor")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} is a tensor of {tensor.dtype}; it may be float64, float32, bfloat16 or float16")
+        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} must be a tensor of float64, float32, bfloat16 or float16, got {_type(tensor)}")
         device = tensor.device if device is None else device
         if tensor.device != device:
-            raise ValueError(f"{name} is on {tensor.device}; it may be on {device}, like {next(iter(tensors))}")
+            raise ValueError(f"{name} must be on {device}, like {next(iter(tensors))}, got {tensor.device}")
         letters = layouts[name].split()
+        shape = f"[{', '.join(letters)}]"
         if tensor.ndim != len(letters):
-            raise ValueError(f"{name} has shape {list(tensor.shape)}; it may be [{', '.join(letters)}]")
+            raise ValueError(f"{name} must have shape {shape}, got {list(tensor.shape)}")
         for letter, size in zip(letters, tensor.shape, strict=True):
             if sizes.setdefault(letter, size) != size:
                 raise ValueError(
-                    f"{name} has shape {list(tensor.shape)} for [{', '.join(letters)}], so {letter} is {size}; "
-                    f"it may be {sizes[letter]}, as in {first_with[letter]}"
+                    f"{name} must have shape {shape} with {letter} = {sizes[letter]}, like {first_with[letter]}, "
+                    f"got {list(tensor.shape)}"
                 )
             first_with.setdefault(letter, name)
             if size == 0 and letter not in "BL":
-                raise ValueError(f"{name} has shape {list(tensor.shape)}, so {letter} is 0; it may be 1 or more")
+                raise ValueError(f"{name} must have shape {shape} with {letter} >= 1, got {list(tensor.shape)}")
     return sizes
 
 
 def check_muon(muon: Muon, steps_layout: Sequence[int], device: torch.device) -> None:
-    """`muon` is a `Muon`, and a gamma tensor is a scalar, one value a head, or one a step and head."""
+    """Check that `muon` is a `Muon`; a gamma tensor is a scalar, `[H]` or `[B, L, H]` (the `steps_layout`)."""
     if not isinstance(muon, Muon):
-        raise TypeError(f"muon is of type {type(muon).__name__}; it may be a Muon (Muon.off() is plain)")
+        raise TypeError(f"muon must be a Muon (Muon.off() for the plain backbone), got {_type(muon)}")
     gamma = muon.gamma
     if not isinstance(gamma, Tensor):
         return
     heads = steps_layout[-1]
     if gamma.shape not in ((), (heads,), tuple(steps_layout)):
-        raise ValueError(
-            f"muon.gamma has shape {list(gamma.shape)}; it may be a float, [], [{heads}] or {list(steps_layout)}"
-        )
+        wanted = f"[], [{heads}] or {list(steps_layout)}"
+        raise ValueError(f"muon.gamma must be a float or have shape {wanted}, got {list(gamma.shape)}")
     if gamma.device != device:
-        raise ValueError(f"muon.gamma is on {gamma.device}; it may be on {device}, like the inputs")
-    check_lower_bound("muon.gamma", gamma, 0.0, "in [0, 1]")  # again: it may have been trained since `muon` was made
+        raise ValueError(f"muon.gamma must be on {device}, like the inputs, got {gamma.device}")
+    check_lower_bound("muon.gamma", gamma, 0.0, "in [0, 1]")  # training can change gamma after `muon` was made
     check_upper_bound("muon.gamma", gamma, 1.0, "in [0, 1]")
 
 
 def check_state(state: MemoryState | None, shape: Sequence[int], device: torch.device) -> None:
-    """`state` is None, or S and M of exactly `shape` (the first axis counts sequences)."""
+    """Check that `state` is None, or S and M of exactly `shape` (the first axis counts sequences)."""
     if state is None:
         return
     if not isinstance(state, tuple) or len(state) != 2:
-        raise TypeError(f"state is of type {type(state).__name__}; it may be None or a MemoryState(S, M)")
+        raise TypeError(f"state must be None or a MemoryState(S, M), got {_type(state)}")
     for name, tensor in zip(("state.S", "state.M"), state, strict=True):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            found = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"{name} is of {found}; it may be a floating-point tensor")
+            raise TypeError(f"{name} must be a floating-point tensor, got {_type(tensor)}")
         if tuple(tensor.shape) != tuple(shape):
-            raise ValueError(f"{name} has shape {list(tensor.shape)}; it may be {list(shape)}")
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
         if tensor.device != device:
-            raise ValueError(f"{name} is on {tensor.device}; it may be on {device}, like the inputs")
+            raise ValueError(f"{name} must be on {device}, like the inputs, got {tensor.device}")
 
 
 def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> list[int] | None:
-    """The packed sequences' lengths, or None where nothing is packed.
+    """Return the lengths of packed sequences, or None if nothing is packed.
 
-    `cu_seqlens` is flash-attention's: an integer tensor [N + 1] of positions that starts at 0, never falls and ends
-    at L; equal neighbours are an empty sequence.
+    `cu_seqlens` follows flash-attention: an integer tensor [N + 1] of positions that starts at 0, never decreases and
+    ends at L. Equal neighbors are an empty sequence.
     """
     if cu_seqlens is None:
         return None
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        found = cu_seqlens.dtype if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
-        raise TypeError(f"cu_seqlens is of {found}; it may be an int32 or int64 tensor [N + 1]")
+        raise TypeError(f"cu_seqlens must be an int32 or int64 tensor [N + 1], got {_type(cu_seqlens)}")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
-        raise ValueError(f"cu_seqlens has shape {list(cu_seqlens.shape)}; it may be [N + 1] with N >= 1 sequences")
+        raise ValueError(f"cu_seqlens must have shape [N + 1] with N >= 1 sequences, got {list(cu_seqlens.shape)}")
     if B != 1:
-        raise ValueError(f"the batch size is {B}; with cu_seqlens it may be 1, all sequences packed into one row")
+        raise ValueError(f"the batch size must be 1 with cu_seqlens, all sequences in one row, got {B}")
     bounds = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(bounds)]
     if bounds[0] != 0 or bounds[-1] != L or min(lengths) < 0:
-        raise ValueError(f"cu_seqlens is {_short(bounds)}; it may start at 0, never fall, and end at L = {L}")
+        raise ValueError(f"cu_seqlens must start at 0, never decrease and end at L = {L}, got {_short(bounds)}")
     return lengths
 
 
 def check_eta(eta: float) -> None:
-    """`eta` is a finite number."""
-    if not is_number(eta):
-        raise TypeError(f"eta is of type {type(eta).__name__}; it may be a finite float, 0 or 1 in the paper")
-    if not math.isfinite(eta):
-        raise ValueError(f"eta is {eta!r}; it may be a finite float, 0 or 1 in the paper")
+    """Check that `eta` is a finite number."""
+    check_number("eta", eta)
 
 
 def check_upper_bound(name: str, tensor: Tensor, bound: float, meaning: str) -> None:
-    """No value above `bound` (checked where values are checked)."""
+    """Check that no value is above `bound`, where values are checked."""
     if _values_are_checked(tensor) and (tensor.detach() > bound).any():
-        raise ValueError(f"{name} has a value of {tensor.detach().max().item():.6g}; it may be <= {bound:g}, {meaning}")
+        raise ValueError(f"{name} must be <= {bound:g} ({meaning}), got a value of {tensor.detach().max().item():.6g}")
 
 
 def check_lower_bound(name: str, tensor: Tensor, bound: float, meaning: str) -> None:
-    """No value below `bound` (checked where values are checked)."""
+    """Check that no value is below `bound`, where values are checked."""
     if _values_are_checked(tensor) and (tensor.detach() < bound).any():
-        raise ValueError(f"{name} has a value of {tensor.detach().min().item():.6g}; it may be >= {bound:g}, {meaning}")
-
-
-def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work around this call."""
-    if torch.compiler.is_compiling():
-        return False
-    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+        raise ValueError(f"{name} must be >= {bound:g} ({meaning}), got a value of {tensor.detach().min().item():.6g}")
 
 
 def _values_are_checked(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+
+
+def _type(value: Any) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a value of type {type(value).__name__}"
 
 
 def _short(values: list[int]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -137,8 +135,3 @@ def test_gradients_flow_into_and_out_of_the_state(impl):
     cut = state.detach()
     assert not cut.S.requires_grad
     assert not cut.M.requires_grad
-
-
-def test_dataclass_replace_revalidates():
-    with pytest.raises(ValueError, match="gamma is 2"):
-        dataclasses.replace(Muon(), gamma=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from muonssm.lab.bench.measure import peak_bytes
-from muonssm.ops import MemoryState, Muon, cpu_library, muon_memory, muon_selective_scan
+from muonssm.ops import MemoryState, Muon, cpu_library, decoding, launch, muon_memory, muon_selective_scan
 from muonssm.ops.memory.chunked import chunk_states
 from muonssm.ops.memory.native import memory_native
 from muonssm.ops.selective.chunked import selective_chunked
@@ -24,6 +25,30 @@ def test_the_kernels_are_built_here():
     """Everything below would be void without them; a machine for tests has a compiler."""
     assert cpu_library.unavailable() is None
     assert cpu_library.isa() in ("portable", "avx2", "avx512")
+
+
+@pytest.mark.parametrize("struct", cpu_library.STRUCTS, ids=lambda struct: struct.__name__)
+def test_a_struct_of_another_size_is_an_error_that_names_it(struct, monkeypatch):
+    """As if a field had been added to Python's struct, and the library not been rebuilt."""
+    longer = type(struct.__name__, (struct,), {"_fields_": (("added", ctypes.c_int64),)})
+    monkeypatch.setattr(cpu_library, "STRUCTS", (longer,))
+    with pytest.raises(OSError, match=f"struct {struct.__name__} .*, got {ctypes.sizeof(struct)}; rebuild"):
+        cpu_library.load.__wrapped__()
+
+
+def test_an_old_library_is_an_error(monkeypatch):
+    monkeypatch.setattr(cpu_library, "ABI", cpu_library.ABI + 1)
+    with pytest.raises(OSError, match=r"ABI number .*rebuild"):
+        cpu_library.load.__wrapped__()
+    monkeypatch.undo()
+    monkeypatch.setitem(cpu_library.CONSTANTS, "SEGMENT", 128)
+    with pytest.raises(OSError, match=r"SEGMENT .*rebuild"):
+        cpu_library.load.__wrapped__()
+
+
+def test_every_argument_struct_of_a_kernel_is_checked():
+    assert set(cpu_library.FUNCTIONS.values()) <= set(cpu_library.STRUCTS)
+    assert cpu_library.Write in cpu_library.STRUCTS
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -109,14 +134,16 @@ CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_a
 def test_operators_keep_torchs_rules():
     """Schemas, fakes and autograd registrations agree with what the operators do, also for permuted inputs."""
     i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
-    offsets, write = torch.tensor([0, 70, 140]), cpu_library.write_numbers(Muon())
+    offsets, write = torch.tensor([0, 70, 140]), launch.write_numbers(Muon())
     inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
-    torch.library.opcheck(memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True), test_utils=CHECKS)
+    torch.library.opcheck(
+        memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True, False), test_utils=CHECKS
+    )
     selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group: all of what is saved is written
     s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
     inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
     torch.library.opcheck(
-        selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True), test_utils=CHECKS
+        selective_native, (inputs, s["A"], s["S"], s["M"], offsets, True, write, True, False), test_utils=CHECKS
     )
     steps = [permuted(s[name].detach()).requires_grad_() for name in ("x", "dt")]
     rest = (s["A"], s["B"], s["C"], s["gamma"], torch.ones(2, 70, 1, dtype=torch.float64))
@@ -144,26 +171,80 @@ def test_a_decoding_step_is_a_sequence_of_one(shape, dtype):
     assert_close(found, {name: wanted[name] for name in found}, TOLERANCE[dtype])
 
 
+def test_a_decoding_step_goes_straight_to_its_kernel(monkeypatch):
+    """Neither validation nor dispatch is on the way of a step that matches an earlier one."""
+    i = make_inputs(Case(lengths=(1, 1), gamma="float"), torch.float32)
+    step, state = [i[name] for name in ("q", "k", "v", "log_alpha", "beta")], MemoryState(i["S"], i["M"])
+    wanted, _ = muon_memory(*step, state=state)
+
+    def fail(*arguments):
+        raise AssertionError("a decoding step took the long way")
+
+    monkeypatch.setattr("muonssm.ops.memory._validate", fail)
+    y, _ = muon_memory(*step, state=state)
+    assert torch.equal(y, wanted)
+    with pytest.raises(AssertionError, match="long way"):
+        muon_memory(*(x[:, [0, 0]] for x in step), state=state)
+
+
 def test_a_decoding_step_is_still_checked_and_differentiated():
     i = make_inputs(Case(lengths=(1, 1), gamma="float"), torch.float32)
     state = MemoryState(i["S"], i["M"])
     step = [i["q"], i["k"], i["v"], i["log_alpha"], i["beta"]]
-    with pytest.raises(ValueError, match="log_alpha has a value of 1; it may be <= 0"):
+    with pytest.raises(ValueError, match="log_alpha must be"):
         muon_memory(*step[:3], torch.ones_like(step[3]), step[4], state=state)
-    with pytest.raises(ValueError, match=r"state.M has shape \[2, 2, 5, 7\]"):
+    with pytest.raises(ValueError, match=r"state\.M must have"):
         muon_memory(*step, state=MemoryState(i["S"], i["M"].mT.contiguous()))
-    with pytest.raises(ValueError, match="v is on meta"):
+    with pytest.raises(ValueError, match="v must be on cpu"):
         muon_memory(*step[:2], step[2].to("meta"), *step[3:], state=state)
-    with pytest.raises(TypeError, match="state is of type Tensor"):
+    with pytest.raises(TypeError, match="state must be"):
         muon_memory(*step, state=torch.zeros(3, 2, 7, 5))
-    with pytest.raises(ValueError, match=r"v has shape \[2, 1, 2\]; it may be \[B, L, H, d\]"):
+    with pytest.raises(ValueError, match="v must have shape"):
         muon_memory(*step[:2], step[2][..., 0].contiguous(), *step[3:], state=state)
     for eta, error in (([1.0], TypeError), (True, TypeError), (float("nan"), ValueError)):
-        with pytest.raises(error, match="eta is"):
+        with pytest.raises(error, match="eta must be"):
             muon_memory(*step, eta=eta, state=state)
     step[2].requires_grad_()
     y, _ = muon_memory(*step, state=state)
     assert torch.autograd.grad(y.sum(), step[2])[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("lengths", [(0, 1), (1, 0, 0), (1,)], ids=str)
+def test_one_packed_step_beside_empty_sequences_is_no_decoding_step(operator, lengths):
+    """L is 1, but the single-step kernel would read and write a step for every sequence."""
+    case = Case(operator=operator, gamma="float", lengths=lengths, packed=True)
+    found = results(case, make_inputs(case), "native", gradients=False)
+    wanted = expected(case, torch.float64)
+    assert_close(found, {name: wanted[name] for name in found}, TOLERANCE[torch.float64])
+
+
+def test_a_compiled_decoding_step_with_a_log_alpha_above_zero_is_computed():
+    """Compiled calls do not check values; the single-step kernel refuses such a gate, and the general one serves."""
+    case = Case(lengths=(1,), gamma="float")
+    inputs = {name: x.abs() if name == "log_alpha" else x for name, x in make_inputs(case).items()}
+    wanted, end = torch.compile(lambda **i: call(case, i, "reference"), backend="eager")(**inputs)
+    y, state = torch.compile(lambda **i: call(case, i, "native"), backend="eager")(**inputs)
+    torch.testing.assert_close((y, *state), (wanted, *end))
+
+
+def test_what_counts_as_a_decoding_step():
+    x, weight = torch.zeros(2, 1, 3), torch.nn.Parameter(torch.zeros(3))
+    assert decoding.is_one_step(1, packed=False)
+    assert not decoding.is_one_step(0, packed=False)
+    assert not decoding.is_one_step(1, packed=True)
+    assert not decoding.is_decoding_step(1, packed=False, recorded=True)
+    assert decoding.is_direct_step((x,))
+    assert not decoding.is_direct_step((x, weight))
+    with torch.no_grad():
+        assert decoding.is_direct_step((x, weight))
+    assert not decoding.is_direct_step((x,), packed=True)
+    assert not decoding.is_direct_step((x[:, [0, 0]],))
+    assert not decoding.is_direct_step((x[0, 0],))
+    assert not decoding.is_direct_step((x, [1.0]))
+    assert not decoding.is_direct_step((x, x.to("meta")))
+    with torch.autograd.forward_ad.dual_level():
+        assert not decoding.is_direct_step((x,))
 
 
 def scalar_loss(operator: str, impl: str):
@@ -189,7 +270,7 @@ def test_torch_func_and_forward_mode_are_served_or_refused(operator):
     torch.testing.assert_close(torch.func.vmap(loss)(torch.stack((x, 2 * x)))[0], value)
     for impl in ("native", "chunked"):
         refused, _ = scalar_loss(operator, impl)
-        with pytest.raises(ValueError, match=f"impl is '{impl}', which cannot run this: it has operations of its own"):
+        with pytest.raises(ValueError, match=f"impl='{impl}' .*torch.func"):
             torch.func.jvp(refused, (x,), (direction,))
 
 
@@ -197,7 +278,7 @@ def test_portable_kernels_agree():
     """The code for machines without AVX2: asked for by MUONSSM_ISA, in a process of its own."""
     code = (
         "from tests.ops.cases import *\n"
-        "from muonssm.ops import library\n"
+        "from muonssm.ops import cpu_library\n"
         "assert cpu_library.isa() == 'portable'\n"
         "for operator in OPERATORS:\n"
         "    for dtype in (torch.float64, torch.float32):\n"

@@ -1,23 +1,24 @@
-"""A trained model on new files: whole windows (`predict`) and sample by sample (`stream`)."""
+"""Classify new recordings with a trained model: a whole file (`predict`), or sample by sample (`stream`)."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import torch
 
 from muonssm.models.activity import ActivityClassifier
 
-from .dataset import ActivityConfig, read_recording
+from .config import ActivityConfig
+from .dataset import read_recording
 from .stream import ActivityStream
-from .windows import cut, hop_of, standardise
+from .windows import make_windows, standardize, window_hop
 
 
-class Found(NamedTuple):
-    """A window's samples (first and last), its class, how sure the model is, and microseconds a sample, if measured."""
+class Prediction(NamedTuple):
+    """A window's first and last sample, its class and the class's probability; from `stream` also us per sample."""
 
     start: int
     end: int
@@ -26,66 +27,63 @@ class Found(NamedTuple):
     microseconds: float | None = None
 
     def __str__(self) -> str:
-        spent = "" if self.microseconds is None else f"  {self.microseconds:7.0f} us a sample"
-        return f"{self.start:>8} to {self.end:<8} {self.label:<28} {self.probability:6.1%}{spent}"
+        timing = "" if self.microseconds is None else f"  {self.microseconds:7.0f} us per sample"
+        return f"{self.start:>8} to {self.end:<8} {self.label:<28} {self.probability:6.1%}{timing}"
 
 
 @torch.inference_mode()
-def predict(model: ActivityClassifier, config: ActivityConfig, metadata: dict[str, Any], path: str) -> list[Found]:
-    """Every window of a file, cut as for training."""
+def predict(model: ActivityClassifier, config: ActivityConfig, metadata: dict[str, Any], path: str) -> list[Prediction]:
+    """Classify every window of a file, cut as for training."""
     samples = read_recording(path, metadata["channels"], metadata["rate"], config.source)
-    x = _standard(cut(samples, config.mode, config.length, config.overlap), metadata)
+    x = _standardize(make_windows(samples, config.mode, config.length, config.overlap), metadata)
     probabilities = model(x)["logits"].softmax(dim=1)
-    whole = config.mode == "clips" or len(samples) < config.length
-    hop = hop_of(config.length, config.overlap)
-    found = []
+    is_one_window = config.mode == "clips" or len(samples) < config.length
+    hop = window_hop(config.length, config.overlap)
+    predictions = []
     for i, row in enumerate(probabilities):
-        start, end = (0, len(samples) - 1) if whole else (i * hop, i * hop + config.length - 1)
-        found.append(Found(start, end, metadata["classes"][int(row.argmax())], float(row.max())))
-    return found
+        start, end = (0, len(samples) - 1) if is_one_window else (i * hop, i * hop + config.length - 1)
+        predictions.append(Prediction(start, end, metadata["classes"][int(row.argmax())], float(row.max())))
+    return predictions
 
 
 def stream(
-    model: ActivityClassifier, config: ActivityConfig, metadata: dict[str, Any], rows: Iterator[Sequence[float]]
-) -> Iterator[Found]:
-    """Windows as they end, from rows of one number a channel, at the rate of the training data; in constant memory."""
+    model: ActivityClassifier, config: ActivityConfig, metadata: dict[str, Any], samples: Iterable[Sequence[float]]
+) -> Iterator[Prediction]:
+    """Classify each window as soon as it ends, in constant memory.
+
+    A sample is one number per channel. Samples must have the rate of the training data.
+    """
     if config.mode != "windows":
-        raise ValueError("the run was trained on whole clips (data.mode = 'clips'); only one on windows can stream")
-    running = ActivityStream(model, config.length, config.overlap)
-    spent, number = 0.0, -1
-    for number, row in enumerate(rows):
-        if len(row) != len(metadata["channels"]):
-            names = ", ".join(metadata["channels"])
-            raise ValueError(
-                f"sample {number} has {len(row)} numbers; it may have {len(metadata['channels'])}: {names}"
-            )
+        raise ValueError(f"data.mode must be 'windows' for a run that reads a stream, got {config.mode!r}")
+    activity_stream = ActivityStream(model, config.length, config.overlap)
+    seconds, count = 0.0, 0
+    for count, sample in enumerate(samples, start=1):
+        _check_sample(sample, count, metadata["channels"])
         start = time.perf_counter()
-        answer = running.feed(_standard(torch.tensor(row, dtype=torch.float32), metadata))
-        spent += time.perf_counter() - start
-        if answer is not None:
-            best = int(answer.probabilities.argmax())
-            yield Found(
-                answer.end - config.length + 1,
-                answer.end,
+        window = activity_stream.feed(_standardize(torch.tensor(sample, dtype=torch.float32), metadata))
+        seconds += time.perf_counter() - start
+        if window is not None:
+            best = int(window.probabilities.argmax())
+            yield Prediction(
+                window.end - config.length + 1,
+                window.end,
                 metadata["classes"][best],
-                float(answer.probabilities[best]),
-                1e6 * spent / (number + 1),
+                float(window.probabilities[best]),
+                1e6 * seconds / count,
             )
-    if number + 1 < config.length:
-        raise ValueError(
-            f"{number + 1} samples came, at the rate of the training data; there may be {config.length} or more"
-        )
+    if count < config.length:
+        raise ValueError(f"a stream must have {config.length} or more samples, one window, got {count}")
 
 
-def rows_of(path: str, config: ActivityConfig, metadata: dict[str, Any]) -> Iterator[Sequence[float]]:
-    """The samples of a file at the rate of the training data."""
+def file_samples(path: str, config: ActivityConfig, metadata: dict[str, Any]) -> Iterator[Sequence[float]]:
+    """Read the samples of a file at the rate of the training data."""
     yield from read_recording(path, metadata["channels"], metadata["rate"], config.source).tolist()
 
 
-def rows_from(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float]]:
-    """The samples of a pipe: a line each, numbers separated by commas, in the order of `channels`.
+def piped_samples(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float]]:
+    """Read samples from a pipe: one per line, numbers separated by commas, in the order of `channels`.
 
-    The first line may have names instead; then these say which columns are taken, and others (a time) are left out.
+    The first line can be a header. Then the columns named in `channels` are used, and others, such as a time, are not.
     """
     columns: list[int] | None = None
     for number, line in enumerate(line for line in lines if line.strip()):
@@ -93,13 +91,19 @@ def rows_from(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[float
         if number == 0 and not any(_is_finite(cell) for cell in cells):
             missing = [name for name in channels if name not in cells]
             if missing:
-                raise ValueError(f"the first line lacks {', '.join(missing)}; it may name {', '.join(channels)}")
+                raise ValueError(f"the header must name {', '.join(channels)}, got none named {', '.join(missing)}")
             columns = [cells.index(name) for name in channels]
             continue
-        taken = cells if columns is None else [cells[i] for i in columns if i < len(cells)]
-        if not all(_is_finite(cell) for cell in taken):
-            raise ValueError(f"a line is {line.strip()!r}; it may be finite numbers separated by commas")
-        yield [float(cell) for cell in taken]
+        selected = cells if columns is None else [cells[i] for i in columns if i < len(cells)]
+        if not all(_is_finite(cell) for cell in selected):
+            raise ValueError(f"a line must be finite numbers separated by commas, got {line.strip()!r}")
+        yield [float(cell) for cell in selected]
+
+
+def _check_sample(sample: Sequence[float], number: int, channels: Sequence[str]) -> None:
+    if len(sample) != len(channels):
+        names = ", ".join(channels)
+        raise ValueError(f"a sample must have {len(channels)} numbers ({names}), got {len(sample)} in sample {number}")
 
 
 def _is_finite(cell: str) -> bool:
@@ -109,5 +113,5 @@ def _is_finite(cell: str) -> bool:
         return False
 
 
-def _standard(x: Any, metadata: dict[str, Any]) -> torch.Tensor:
-    return standardise(x, torch.tensor(metadata["mean"]), torch.tensor(metadata["std"]))
+def _standardize(x: Any, metadata: dict[str, Any]) -> torch.Tensor:
+    return standardize(x, torch.tensor(metadata["mean"]), torch.tensor(metadata["std"]))

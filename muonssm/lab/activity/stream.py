@@ -1,4 +1,4 @@
-"""Recognition while samples come in: constant memory, and the same answers as from whole windows."""
+"""Classify windows while samples arrive, in constant memory, with the same results as from whole windows."""
 
 from __future__ import annotations
 
@@ -9,64 +9,64 @@ from torch import Tensor
 
 from muonssm.models.activity import ActivityClassifier, ActivityState
 
-from .windows import hop_of
+from .windows import window_hop
 
-BLOCK = 16  # samples
+BLOCK = 16  # samples that are processed in one call of the model
 
 
-class Recognised(NamedTuple):
-    """What a window that just ended shows: its last sample's number, and a probability for every class."""
+class FinishedWindow(NamedTuple):
+    """A window that just ended: the index of its last sample, and a probability per class."""
 
     end: int
     probabilities: Tensor
 
 
 class ActivityStream:
-    """Feeds a trained model sample by sample.
+    """Feed a trained model sample by sample.
 
-    Windows overlap, and each is read from its own start: so many of them are open at a time as begin within one, and
-    they go through the model together, as a batch. Samples wait for up to `BLOCK` of them to go through at once, which
-    takes little longer than one; where a window ends, none waits.
+    Windows overlap and each starts from an empty state, so ceil(length / hop) overlapping windows are processed as one
+    batch. Samples are buffered and processed in blocks of `BLOCK`, which takes little longer than a single sample. The
+    buffer is also processed when a window starts or ends, so results are never late.
     """
 
     def __init__(self, model: ActivityClassifier, length: int, overlap: float) -> None:
         if model.sizes.bidirectional:
-            raise ValueError("the model is bidirectional; only one that looks back alone can read a stream")
+            raise ValueError("bidirectional must be False for a model that reads a stream, got True")
         self.model = model.eval()
-        self.length, self.hop = length, hop_of(length, overlap)
-        self.open = -(-length // self.hop)
+        self.length, self.hop = length, window_hop(length, overlap)
+        self.open_windows = -(-length // self.hop)
         self.state: ActivityState | None = None
-        self.sums = torch.zeros(self.open, model.sizes.d_model)
-        self.waiting: list[Tensor] = []
+        self.sums = torch.zeros(self.open_windows, model.sizes.d_model)  # per window, of the encoded samples so far
+        self.buffer: list[Tensor] = []
         self.count = 0
 
     @torch.inference_mode()
-    def feed(self, sample: Tensor) -> Recognised | None:
-        """Takes one standardised sample `[C]`; answers when a window ends with it."""
+    def feed(self, sample: Tensor) -> FinishedWindow | None:
+        """Add one standardized sample `[C]`; returns a result if a window ends with it."""
         if self.count % self.hop == 0:
-            self._read()
-            self._begin(self.count // self.hop % self.open)
-        self.waiting.append(sample)
+            self._process_buffer()
+            self._start_window(self.count // self.hop % self.open_windows)
+        self.buffer.append(sample)
         self.count += 1
-        over, rest = divmod(self.count - self.length, self.hop)
-        ends = over >= 0 and rest == 0
-        if ends or len(self.waiting) == BLOCK:
-            self._read()
+        window, remainder = divmod(self.count - self.length, self.hop)
+        ends = window >= 0 and remainder == 0
+        if ends or len(self.buffer) == BLOCK:
+            self._process_buffer()
         if not ends:
             return None
-        logits = self.model.head(self.sums[over % self.open] / self.length)
-        return Recognised(self.count - 1, logits.softmax(dim=0))
+        logits = self.model.head(self.sums[window % self.open_windows] / self.length)
+        return FinishedWindow(self.count - 1, logits.softmax(dim=0))
 
-    def _read(self) -> None:
-        """What waits goes through the model."""
-        if self.waiting:
-            h, self.state = self.model.encode(torch.stack(self.waiting).expand(self.open, -1, -1), self.state)
+    def _process_buffer(self) -> None:
+        """Run the model on the buffered samples."""
+        if self.buffer:
+            h, self.state = self.model.encode(torch.stack(self.buffer).expand(self.open_windows, -1, -1), self.state)
             self.sums += h.sum(dim=1)
-            self.waiting = []
+            self.buffer = []
 
-    def _begin(self, row: int) -> None:
-        """A window starts in `row`: whatever was there is forgotten."""
-        new = torch.arange(self.open) == row
+    def _start_window(self, row: int) -> None:
+        """Clear the state of the window that was in `row` of the batch."""
+        new = torch.arange(self.open_windows) == row
         self.sums[row] = 0
         if self.state is not None:
             self.state = self.state.map(lambda x: x.masked_fill(new.view(-1, *(1,) * (x.ndim - 1)), 0))

@@ -1,9 +1,10 @@
-"""Activity recognition as a task: windows in, a class out; accuracy and macro precision, recall and F1, in percent."""
+"""Activity recognition as a task: classify windows; accuracy and macro precision, recall and F1, in percent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,15 +12,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from muonssm.lab.core.config import TrainingConfig
+from muonssm.lab.core.paper import read_table, scores_by_variant
+from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.scorer import PredictionScorer
 from muonssm.lab.core.task import DataSplits, Metric, PaperScores, Task
 from muonssm.models.activity import ActivityClassifier, ActivityModelConfig
 from muonssm.ops import Muon
 
 from .augment import Augmentation
-from .dataset import ActivityConfig, load_activity
-from .paper import METRICS, published
+from .config import ActivityConfig
+from .dataset import load_activity
 from .windows import WindowSet
+
+METRICS = ("accuracy", "precision", "recall", "f1")
+PAPER_TABLE = Path(__file__).with_name("paper.toml")
+SMALL_RECIPE = "watch-small"
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class ActivityTask(Task):
         "muon": Muon,
         "augment": Augmentation,
     }
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(Metric(n, n.replace("f1", "F1"), "%", True) for n in METRICS)
     analyses: ClassVar[tuple[str, ...]] = (
         "spectrum",
         "rank",
@@ -46,7 +55,6 @@ class ActivityTask(Task):
         "scaling",
     )
     peers: ClassVar[tuple[str, ...]] = ("minirocket",)
-    metrics: ClassVar[tuple[Metric, ...]] = tuple(Metric(n, n.replace("f1", "F1"), "%", True) for n in METRICS)
 
     data: ActivityConfig
     model: ActivityModelConfig
@@ -54,24 +62,48 @@ class ActivityTask(Task):
     augment: Augmentation
 
     @property
-    def folds(self) -> int:
-        return self.data.folds
-
-    @property
     def title(self) -> str:
         return f"{self.model.backbone} on {self.data.source}"
 
+    # ---- variants of the task
+
+    @property
+    def folds(self) -> int:
+        return self.data.folds
+
     def with_fold(self, fold: int) -> ActivityTask:
-        """The same with another group of subjects as the test part."""
+        """The same task with another group of subjects as the test set."""
         if fold and self.data.split not in ("subject", "kfold"):
-            split = self.data.split
             raise ValueError(
-                f"--folds is above 1 with data.split = {split!r}, whose test part never changes; it may be 1"
+                f"--folds must be 1 for data.split {self.data.split!r}, whose test set is fixed, got fold {fold}"
             )
         return replace(self, data=replace(self.data, fold=fold))
 
+    def with_double_state(self) -> ActivityTask:
+        """The same task with `d_state` doubled."""
+        return replace(self, model=replace(self.model, d_state=2 * self.model.d_state))
+
+    def shrink(self, metadata: Mapping[str, Any], training: TrainingConfig) -> tuple[ActivityTask, TrainingConfig]:
+        """The task at the size of the recipe `watch-small`, with that recipe's training settings.
+
+        Width and state size become at most those of `watch-small`. Longer windows get its length, and the sampling
+        rate is divided by the same factor, so that a window lasts as long as before. Recordings without a common rate
+        are not resampled.
+        """
+        small = Recipe.load(SMALL_RECIPE)
+        sizes: ActivityTask = small.task  # type: ignore[assignment]
+        d_model, d_state = (min(getattr(self.model, n), getattr(sizes.model, n)) for n in ("d_model", "d_state"))
+        data = self.data
+        if data.length > sizes.data.length:
+            rate, factor = metadata["rate"], data.length // sizes.data.length
+            data = replace(data, length=sizes.data.length, rate=None if rate is None else rate / factor)
+        model = replace(self.model, d_model=d_model, d_state=d_state)
+        return replace(self, data=data, model=model), small.training
+
+    # ---- training
+
     def load_data(self) -> DataSplits:
-        """Loads the data."""
+        """Load the windows of all splits."""
         data = load_activity(self.data)
         metadata = {
             "classes": list(data.classes),
@@ -81,27 +113,31 @@ class ActivityTask(Task):
             "rate": data.rate,
             "summary": data.summary(),
         }
-        return DataSplits(Windows(data.train), Windows(data.validation), Windows(data.test), metadata)
+        train, validation, test = (WindowDataset(windows) for windows in (data.train, data.validation, data.test))
+        return DataSplits(train, validation, test, metadata)
 
     def build_model(self, metadata: dict[str, Any]) -> ActivityClassifier:
-        """The network for data of these metadata, with weights from torch's default generator."""
+        """Build the network for this data; weights come from torch's default generator."""
         return ActivityClassifier(self.model, self.muon, len(metadata["channels"]), len(metadata["classes"]))
 
     def collate(self, items: list[tuple[Tensor, Tensor]], training: bool) -> dict[str, Tensor]:
-        """A batch as the model takes it; augmented for training."""
-        x, labels = (torch.stack(parts) for parts in zip(*items, strict=True))
+        """Stack windows and labels; augment the windows for training."""
+        x, labels = (torch.stack(tensors) for tensors in zip(*items, strict=True))
         return {"x": self.augment(x) if training else x, "labels": labels}
 
     def scorer(self, split: Dataset) -> PredictionScorer:
-        """Scores from the logits of all windows."""
+        """Score the logits of all windows together."""
         return PredictionScorer(score_logits)
+
+    # ---- comparing
 
     def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
         """The paper's table "Comparison of different architectures"."""
-        return published(self.data.source, self.model.backbone)
+        rows = read_table(PAPER_TABLE)["architectures"]
+        return scores_by_variant(rows, source=self.data.source, backbone=self.model.backbone)
 
     def score_peer(self, name: str, data: DataSplits, seed: int) -> dict[str, Any]:
-        """aeon's MiniRocket, trained on the training windows and scored on the test windows."""
+        """Train aeon's MiniRocket on the training windows; return its scores on the test windows."""
         try:
             from aeon.classification.convolution_based import MiniRocketClassifier
         except ImportError as error:
@@ -112,28 +148,27 @@ class ActivityTask(Task):
         model.fit(train.x.mT.numpy(), train.y.numpy())
         logits = np.eye(len(data.metadata["classes"]))[model.predict(test.x.mT.numpy())]
         scores = score_logits(logits, test.y.numpy())
-        return {key: value for key, value in scores.items() if key != "loss"}
-
-    def with_double_state(self) -> ActivityTask:
-        """The same task with `d_state` doubled."""
-        return replace(self, model=replace(self.model, d_state=2 * self.model.d_state))
+        return {key: value for key, value in scores.items() if key != "loss"}  # a peer has classes, not logits
 
 
 def score_logits(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """The paper's metrics in percent, the loss, and the confusion matrix (rows: true class)."""
+    """Compute the paper's metrics in percent, the loss, and the confusion matrix (rows: true class).
+
+    Macro averages are over the classes that occur among labels or predictions.
+    """
     from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_fscore_support
 
-    found, classes = logits.argmax(axis=1), list(range(logits.shape[1]))
-    present = sorted(set(labels.tolist()) | set(found.tolist()))
-    macro = precision_recall_fscore_support(labels, found, labels=present, average="macro", zero_division=0)
-    values = (accuracy_score(labels, found), *macro[:3])
+    predictions, classes = logits.argmax(axis=1), list(range(logits.shape[1]))
+    present = sorted(set(labels.tolist()) | set(predictions.tolist()))
+    macro = precision_recall_fscore_support(labels, predictions, labels=present, average="macro", zero_division=0)
+    values = (accuracy_score(labels, predictions), *macro[:3])
     loss = torch.nn.functional.cross_entropy(torch.as_tensor(logits), torch.as_tensor(labels)).item()
     scores = {name: 100 * float(value) for name, value in zip(METRICS, values, strict=True)}
-    return {**scores, "loss": loss, "confusion": confusion_matrix(labels, found, labels=classes).tolist()}
+    return {**scores, "loss": loss, "confusion": confusion_matrix(labels, predictions, labels=classes).tolist()}
 
 
-class Windows(Dataset):
-    """A `WindowSet` as torch takes it."""
+class WindowDataset(Dataset):
+    """A `WindowSet` as a torch data set."""
 
     def __init__(self, windows: WindowSet) -> None:
         self.windows = windows

@@ -1,4 +1,4 @@
-"""From recordings to windows of one length, and their standardisation.
+"""Cut recordings into windows of one length, and standardize them.
 
 Shapes: T samples, C channels, n windows; `samples` is `[T, C]`, windows are `[n, length, C]`.
 """
@@ -21,9 +21,9 @@ class WindowSet:
     """The windows of one split.
 
     Attributes:
-        x: `[n, length, C]`, float32, standardised.
+        x: `[n, length, C]`, float32, standardized.
         y: `[n]`, int64, index into the classes.
-        recording: `[n]`, int64, index into the recordings; windows of one recording follow each other in time.
+        recording: `[n]`, int64, index into the recordings; windows of one recording are consecutive, ordered by time.
     """
 
     x: Tensor
@@ -34,42 +34,42 @@ class WindowSet:
         return len(self.x)
 
 
-def hop_of(length: int, overlap: float) -> int:
-    """Steps from the start of a window to the start of the next."""
+def make_windows(samples: np.ndarray, mode: str, length: int, overlap: float) -> np.ndarray:
+    """Cut `[T, C]` into windows, or resample it to one window, depending on `mode`."""
+    return cut_windows(samples, length, overlap) if mode == "windows" else resample_to_window(samples, length)
+
+
+def window_hop(length: int, overlap: float) -> int:
+    """Samples from the start of a window to the start of the next one."""
     return max(1, round(length * (1 - overlap)))
 
 
-def windows_of(samples: np.ndarray, length: int, overlap: float = 0.5) -> np.ndarray:
-    """Cuts `[T, C]` into `[n, length, C]`; never empty.
+def cut_windows(samples: np.ndarray, length: int, overlap: float = 0.5) -> np.ndarray:
+    """Cut `[T, C]` into one or more windows `[n, length, C]`.
 
-    A window starts every `length * (1 - overlap)` samples; samples after the last full window belong to none. A
-    recording shorter than a window becomes one, resampled to `length` (as `clip_of` does): padding would show the
-    model how long a recording is, and put values there that no sensor gave.
+    A window starts every `length * (1 - overlap)` samples. Samples after the last full window are dropped. A recording
+    shorter than a window is resampled to one window. It is not padded: padding would tell the model how long the
+    recording is, and would contain values that no sensor measured.
     """
     if len(samples) < length:
-        return clip_of(samples, length)
+        return resample_to_window(samples, length)
     windows = np.lib.stride_tricks.sliding_window_view(samples, length, axis=0)
-    return np.ascontiguousarray(windows[:: hop_of(length, overlap)].transpose(0, 2, 1))
+    return np.ascontiguousarray(windows[:: window_hop(length, overlap)].transpose(0, 2, 1))
 
 
-def leftover(samples: int, length: int, overlap: float) -> int:
-    """How many samples of a recording come after its last full window; 0 for one that was resampled."""
-    return (samples - length) % hop_of(length, overlap) if samples >= length else 0
+def count_dropped_samples(samples: int, length: int, overlap: float) -> int:
+    """Count the samples after the last full window of a recording; 0 for a recording shorter than a window."""
+    return (samples - length) % window_hop(length, overlap) if samples >= length else 0
 
 
-def clip_of(samples: np.ndarray, length: int) -> np.ndarray:
-    """The whole of `[T, C]` as one window `[1, length, C]`, first and last sample kept, linear in between."""
-    steps = np.arange(len(samples), dtype=np.float64)
-    return interpolate(samples, steps, np.linspace(0, len(samples) - 1, length))[None]
+def resample_to_window(samples: np.ndarray, length: int) -> np.ndarray:
+    """Resample all of `[T, C]` linearly to one window `[1, length, C]`; the first and the last sample are kept."""
+    positions = np.arange(len(samples), dtype=np.float64)
+    return interpolate(samples, positions, np.linspace(0, len(samples) - 1, length))[None]
 
 
-def cut(samples: np.ndarray, mode: str, length: int, overlap: float) -> np.ndarray:
-    """Windows or the whole clip, by `mode`."""
-    return windows_of(samples, length, overlap) if mode == "windows" else clip_of(samples, length)
-
-
-def statistics(windows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Mean and deviation `[C]` over windows and time. A channel that never changes gets deviation 1."""
+def channel_statistics(windows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation `[C]` over windows and time. The deviation of a constant channel is set to 1."""
     channels = [windows[..., c].astype(np.float64) for c in range(windows.shape[-1])]
     mean = np.array([channel.mean() for channel in channels])
     std = np.array([channel.std() for channel in channels])
@@ -77,6 +77,6 @@ def statistics(windows: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
 
 
-def standardise(x: Tensor | np.ndarray, mean: Tensor, std: Tensor) -> Tensor:
-    """(x - mean) / std, channel by channel, for `[..., C]`; float32."""
+def standardize(x: Tensor | np.ndarray, mean: Tensor, std: Tensor) -> Tensor:
+    """(x - mean) / std per channel, for `[..., C]`; float32."""
     return (torch.as_tensor(x, dtype=torch.float32) - mean) / std

@@ -1,4 +1,4 @@
-"""Some virtual machines announce AMX and then kill the process at its first instruction. Find out, and switch it off."""
+"""Detect virtual machines that announce AMX but kill the process at its first instruction, and avoid AMX there."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class TaskTrainer(Trainer):
         return super().evaluate(*arguments, **options)
 
     def _recompute_statistics(self) -> None:
-        """From the same training items each time, all of them in every process; for averaged weights if there are any."""
+        """From the same training items each time, in every process; of the averaged weights if there are any."""
         training, data = self.recipe.training, self.train_dataset
         if not training.statistics:
             return

@@ -10,6 +10,5 @@ def check_same_settings(settings: Mapping[str, Any], earlier: Mapping[str, Any])
     """Raise if one of `settings` differs from the earlier result's."""
     for name, value in settings.items():
         if earlier.get(name) != value:
-            raise ValueError(
-                f"{name} must be {earlier.get(name)!r}, as in the earlier result, got {value!r}; leave out --resume to start over"
-            )
+            wanted = f"{earlier.get(name)!r}, as in the earlier result"
+            raise ValueError(f"{name} must be {wanted}, got {value!r}; leave out --resume to start over")

@@ -100,7 +100,7 @@ class RunFolder:
         return json.loads(path.read_text())
 
     def record(self, name: str, resume: bool) -> tuple[Callable[[Any], None], Any]:
-        """Open a result file for a job that saves as it goes: a function that writes it, and its earlier content or None."""
+        """Open a result file for a job that saves as it goes: return its writer, and its earlier content or None."""
         exists = (self.path / name).is_file()
         if exists and not resume:
             raise ValueError(f"{self.path / name} exists already; use --resume to continue it, or move it away")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from .prepare import embedded
 from .pretrained import MAY_BE, load_pretrained
 from .shards import Blocks, PreparedTokens, TokenPart, open_tokens
 from .tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
 
 AGAIN = "prepare the data with the tokenizer of that model"
 SAMPLES = ("import ", "def ", "class ")  # what samples begin with, where the text is Python's
@@ -227,6 +230,18 @@ class LanguageTask(Task):
 
     def files_to_copy(self, metadata: dict[str, Any]) -> list[Path]:
         return [Path(metadata["folder"]) / name for name in metadata["tokenizer_files"]]
+
+    def report_sections(self, experiment: Experiment) -> list[Any]:
+        """Return the zero-shot scores and the needle tests."""
+        from .report_sections import sections
+
+        return sections(experiment)
+
+    def missing_evaluations(self, experiment: Experiment) -> list[str]:
+        """Return the commands of evaluations that were not run."""
+        from .report_sections import missing
+
+        return missing(experiment)
 
 
 def _heads(hidden_size: int) -> int:

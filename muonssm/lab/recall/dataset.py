@@ -1,10 +1,10 @@
-"""Synthetic tests of memory: what has to be kept is known, so is what has to be said.
+"""Sequences of the synthetic memory tests: what must be kept in memory is known exactly.
 
-    inputs, labels = make_recall(RecallConfig("mqar", length=256), "train")    # int64 [100000, 256] each
+    inputs, labels = make_sequences(RecallConfig("mqar", length=256), "train")    # int64 [100000, 256] each
 
-`labels[i, t]` is the token that a model says AT position t, having read inputs up to t and with it: labels are shifted
-already, `logits[:, t]` predicts `labels[:, t]`. Where nothing is asked they are -100, which cross entropy skips.
-One file a kind says what its sequences look like: `mqar`, `copying`, `induction`, `passkey`.
+`labels[i, t]` is the token that a model must output at position t, after reading the inputs up to and including t. So
+labels are shifted already: `logits[:, t]` predicts `labels[:, t]`. A label of -100 means that nothing is asked.
+There is one file per problem: `mqar`, `copying`, `induction`, `passkey`.
 """
 
 from __future__ import annotations
@@ -16,41 +16,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_int, is_number
-from muonssm.lab.language.shards import IGNORED
+from muonssm.checks import check_bool, check_choice, check_int, check_number
+from muonssm.lab.core.scorer import IGNORED
 
 from . import copying, induction, mqar, passkey
 
-KINDS = ("mqar", "copying", "induction", "passkey")
-PARTS = ("train", "validation", "test")
-# Settings that not every kind has, with their usual values; None: it depends, see RecallConfig.
-OWN: dict[str, dict[str, Any]] = {
+SPLITS = ("train", "validation", "test")
+# Settings that only some problems have, with their defaults; None depends on the length, see RecallConfig.
+DEFAULTS: dict[str, dict[str, Any]] = {
     "mqar": {"vocabulary": 8192, "pairs": None, "power": 0.01, "noise": False},
     "copying": {"vocabulary": 16, "tokens": 16},
     "induction": {"vocabulary": 16},
     "passkey": {"vocabulary": len(passkey.WORDS), "digits": 5},
 }
+PROBLEMS = tuple(DEFAULTS)
 
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """Which test, and how large. None stands for what is usual for the kind; for a setting of another kind it stays.
+    """Which problem, and its size. None selects the problem's default, and stays None for settings of other problems.
 
     Attributes:
-        kind: `"mqar"`, `"copying"` (selective copying), `"induction"` (induction heads) or `"passkey"`.
-        length: tokens of a training sequence, with all that is asked.
-        vocabulary: tokens there are: 8192 for mqar, 16 for copying and induction; that of passkey is closed.
-        pairs: of key and value, for mqar; a sixteenth of the length, as published up to length 256 (512 goes with 64).
-        power: for mqar, a of the power law: a gap of i is drawn with probability ~ i^(a - 1); 0.01, 1 is uniform.
-        noise: for mqar, whether random tokens stand between queries (as in Based) or token 0 (as in Zoology; usual).
-        tokens: to be copied; 16.
-        digits: of a passkey; 5.
-        train_examples, test_examples: sequences of the parts; validation has `test_examples` too.
-        test_lengths: lengths of the test part. Once, twice and four times `length` for passkey, otherwise `length`.
-        seed: of all random draws. The parts, and the test lengths, have streams of their own.
+        problem: `"mqar"`, `"copying"` (selective copying), `"induction"` (induction heads) or `"passkey"`.
+        length: tokens of a training sequence, including the queries.
+        vocabulary: number of tokens; default 8192 for mqar, 16 for copying and induction; fixed for passkey.
+        pairs: for mqar, pairs of key and value; default length / 16, as published up to length 256 (512 uses 64).
+        power: for mqar, the exponent a of the power law: a gap of i has probability ~ i^(a - 1); default 0.01, 1 is
+            uniform.
+        noise: for mqar, whether random tokens (as in Based) or token 0 (as in Zoology, the default) separate queries.
+        tokens: for copying, how many tokens to copy; default 16.
+        digits: for passkey, digits of the key; default 5.
+        train_examples: sequences of the training set.
+        test_examples: sequences of the test set, and of the validation set.
+        test_lengths: lengths of the test sets. Default: `length`; for passkey also twice and four times `length`.
+        seed: seed of all random draws. Each split and each test length has its own random stream.
     """
 
-    kind: str = "mqar"
+    problem: str = "mqar"
     length: int = 256
     vocabulary: int | None = None
     pairs: int | None = None
@@ -64,110 +66,110 @@ class RecallConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind is {self.kind!r}; it may be one of {KINDS}")
+        check_choice("problem", self.problem, PROBLEMS)
         for name, least in (("length", 1), ("train_examples", 1), ("test_examples", 1), ("seed", 0)):
-            _check_integer(name, getattr(self, name), least)
-        self._fill()
+            check_int(name, getattr(self, name), least)
+        self._fill_defaults()
         for name in ("pairs", "tokens", "digits"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 1)
-        if self.power is not None and not (is_number(self.power) and 0 < self.power <= 10):
-            raise ValueError(f"power is {self.power!r}; it may be in (0, 10]: 0.01 as published, 1 for uniform gaps")
-        if self.noise is not None and not isinstance(self.noise, bool):
-            raise ValueError(f"noise is {self.noise!r}; it may be True or False")
+                check_int(name, getattr(self, name), 1)
+        if self.power is not None:
+            check_number("power", self.power, 0, 10, open_low=True)
+        if self.noise is not None:
+            check_bool("noise", self.noise)
         self._check_vocabulary()
         self._check_lengths()
 
-    def _fill(self) -> None:
-        """Puts in what is usual for the kind; settings of other kinds are refused rather than left unused."""
-        own = {**OWN[self.kind]}
-        if self.kind == "mqar":
-            own["pairs"] = max(1, self.length // 16)
+    def _fill_defaults(self) -> None:
+        """Fill in the problem's defaults; refuse settings of other problems, which would have no effect."""
+        defaults = {**DEFAULTS[self.problem]}
+        if self.problem == "mqar":
+            defaults["pairs"] = max(1, self.length // 16)
         for name in ("vocabulary", "pairs", "power", "noise", "tokens", "digits"):
-            given = getattr(self, name)
-            if name not in own and given is not None:
-                owner = next(kind for kind in KINDS if name in OWN[kind])
-                raise ValueError(f"{name} is {given!r} with kind {self.kind!r}; it may be None: it is for {owner!r}")
-            if name in own and given is None:
-                object.__setattr__(self, name, own[name])
-        lengths = self.test_lengths
-        if lengths is None:
-            times = (1, 2, 4) if self.kind == "passkey" else (1,)
-            lengths = tuple(n * self.length for n in times)
-        if not isinstance(lengths, (tuple, list)) or not lengths or any(lengths.count(n) > 1 for n in lengths):
-            raise ValueError(f"test_lengths is {lengths!r}; it may be None or one or more lengths, each once")
-        object.__setattr__(self, "test_lengths", tuple(lengths))
+            value = getattr(self, name)
+            if name not in defaults and value is not None:
+                raise ValueError(f"{name} must be None for problem {self.problem!r}, got {value!r}")
+            if name in defaults and value is None:
+                object.__setattr__(self, name, defaults[name])
+        if self.test_lengths is None:
+            factors = (1, 2, 4) if self.problem == "passkey" else (1,)
+            object.__setattr__(self, "test_lengths", tuple(factor * self.length for factor in factors))
 
     def _check_vocabulary(self) -> None:
-        fixed = OWN["passkey"]["vocabulary"]
-        if self.kind == "passkey":
+        fixed = DEFAULTS["passkey"]["vocabulary"]
+        if self.problem == "passkey":
             if self.vocabulary != fixed:
-                raise ValueError(f"vocabulary is {self.vocabulary!r} with kind 'passkey'; it may be None or {fixed}")
+                raise ValueError(f"vocabulary must be None or {fixed} for problem 'passkey', got {self.vocabulary!r}")
             return
-        least = {"mqar": 2 * (self.pairs or 0) + 2, "copying": 4, "induction": 3}[self.kind]
-        _check_integer("vocabulary", self.vocabulary, least, self._with())
+        least = {"mqar": 2 * (self.pairs or 0) + 2, "copying": 4, "induction": 3}[self.problem]
+        self._check_size("vocabulary", self.vocabulary, least)
 
     def _check_lengths(self) -> None:
         least = {
-            "mqar": 4 * (self.pairs or 0),  # two positions for a pair, two for a query
-            "copying": 2 * (self.tokens or 0) + 1,  # one of noise, or there is nothing to select
+            "mqar": 4 * (self.pairs or 0),  # two positions per pair, two per query
+            "copying": 2 * (self.tokens or 0) + 1,  # one position of noise, or there is nothing to select
             "induction": 3,
-            "passkey": passkey.least_length(self.digits or 0),
-        }[self.kind]
-        _check_integer("length", self.length, least, self._with())
-        for length in self.test_lengths or ():
-            _check_integer("a length in test_lengths", length, least, self._with())
+            "passkey": passkey.min_length(self.digits or 0),
+        }[self.problem]
+        self._check_size("length", self.length, least)
+        lengths = self.test_lengths
+        if not isinstance(lengths, tuple | list):
+            raise TypeError(f"test_lengths must be None or a tuple of lengths, got {lengths!r}")
+        if not lengths or any(lengths.count(length) > 1 for length in lengths):
+            raise ValueError(f"test_lengths must be one or more different lengths, got {lengths!r}")
+        object.__setattr__(self, "test_lengths", tuple(lengths))
+        for length in lengths:
+            self._check_size("test_lengths", length, least)
 
-    def _with(self) -> str:
-        sizes = [f" and {name} {getattr(self, name)}" for name in ("pairs", "tokens", "digits") if getattr(self, name)]
-        return f" with kind {self.kind!r}{''.join(sizes)}"
+    def _check_size(self, name: str, value: Any, least: int) -> None:
+        """Check a size whose lower bound depends on the problem; the error says on what."""
+        if check_int(name, value) < least:
+            sizes = [f", {size} {getattr(self, size)}" for size in ("pairs", "tokens", "digits") if getattr(self, size)]
+            raise ValueError(f"{name} must be >= {least} for problem {self.problem!r}{''.join(sizes)}, got {value}")
 
 
-def _check_integer(name: str, value: object, least: int, beside: str = "") -> None:
-    if not is_int(value, least):
-        raise ValueError(f"{name} is {value!r}{beside}; it may be an integer >= {least}")
+def make_sequences(config: RecallConfig, split: str, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """Make the inputs and labels of `"train"`, `"validation"` or `"test"`, int64 `[n, L]` each.
 
-
-def make_recall(config: RecallConfig, part: str, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of `"train"`, `"validation"` or `"test"`, int64 `[n, L]` each.
-
-    L is `config.length`, and for the test part `length`, one of `config.test_lengths`; None takes the first of them.
+    L is `config.length`; for the test set it is `length`, one of `config.test_lengths`, by default the first.
     """
-    if part not in PARTS:
-        raise ValueError(f"part is {part!r}; it may be one of {PARTS}")
-    lengths = config.test_lengths or () if part == "test" else (config.length,)
+    check_choice("split", split, SPLITS)
+    lengths = config.test_lengths or () if split == "test" else (config.length,)
     length = lengths[0] if length is None else length
     if length not in lengths:
-        raise ValueError(f"length is {length!r} with part {part!r}; it may be None or one of {lengths}")
-    rows = config.train_examples if part == "train" else config.test_examples
-    streams = np.random.SeedSequence(config.seed, spawn_key=(PARTS.index(part), length))
-    inputs, labels = _generate(config, np.random.default_rng(streams), rows, length)
+        raise ValueError(f"length must be None or one of {lengths} for split {split!r}, got {length!r}")
+    sequences = config.train_examples if split == "train" else config.test_examples
+    stream = np.random.SeedSequence(config.seed, spawn_key=(SPLITS.index(split), length))
+    inputs, labels = _generate(config, np.random.default_rng(stream), sequences, length)
     return torch.from_numpy(inputs), torch.from_numpy(labels)
 
 
-def _generate(config: RecallConfig, rng: np.random.Generator, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    c: Any = config  # its own settings are no longer None
-    if c.kind == "mqar":
-        return mqar.generate(rng, rows, length, c.vocabulary, c.pairs, c.power, c.noise)
-    if c.kind == "copying":
-        return copying.generate(rng, rows, length, c.vocabulary, c.tokens)
-    if c.kind == "induction":
-        return induction.generate(rng, rows, length, c.vocabulary)
-    return passkey.generate(rng, rows, length, c.digits)
+def _generate(
+    config: RecallConfig, rng: np.random.Generator, sequences: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    c: Any = config  # the problem's own settings are no longer None
+    if c.problem == "mqar":
+        return mqar.generate(rng, sequences, length, c.vocabulary, c.pairs, c.power, c.noise)
+    if c.problem == "copying":
+        return copying.generate(rng, sequences, length, c.vocabulary, c.tokens)
+    if c.problem == "induction":
+        return induction.generate(rng, sequences, length, c.vocabulary)
+    return passkey.generate(rng, sequences, length, c.digits)
 
 
-def score(predicted: Tensor | np.ndarray, labels: Tensor | np.ndarray) -> dict[str, float]:
-    """How much of `labels` `[n, L]` the tokens `predicted` `[n, L]` have right, in percent.
+def score_predictions(predictions: Tensor | np.ndarray, labels: Tensor | np.ndarray) -> dict[str, float]:
+    """Score predicted token ids `[n, L]` against labels `[n, L]`, in percent.
 
-    `accuracy` is the share of labelled tokens, `exact` that of sequences with every label right.
+    `accuracy` is the fraction of correct labels, `exact` the fraction of sequences whose labels are all correct.
     """
-    found, wanted = torch.as_tensor(predicted), torch.as_tensor(labels)
-    if found.shape != wanted.shape or found.ndim != 2:
-        raise ValueError(f"predicted is {tuple(found.shape)} and labels {tuple(wanted.shape)}; both may be [n, L]")
-    asked = wanted != IGNORED
+    predicted, expected = torch.as_tensor(predictions), torch.as_tensor(labels)
+    if predicted.shape != expected.shape or predicted.ndim != 2:
+        raise ValueError(
+            f"predictions must be [n, L] like labels, got {tuple(predicted.shape)} and {tuple(expected.shape)}"
+        )
+    asked = expected != IGNORED
     if not asked.any():
-        raise ValueError(f"labels has no label: all {wanted.numel()} are {IGNORED}")
-    right = found.to(wanted.device) == wanted
-    whole = (right | ~asked).all(dim=1)[asked.any(dim=1)]
-    return {"accuracy": 100 * right[asked].double().mean().item(), "exact": 100 * whole.double().mean().item()}
+        raise ValueError(f"labels must have one or more labels other than {IGNORED}, got none")
+    correct = predicted.to(expected.device) == expected
+    exact = (correct | ~asked).all(dim=1)[asked.any(dim=1)]
+    return {"accuracy": 100 * correct[asked].double().mean().item(), "exact": 100 * exact.double().mean().item()}

@@ -3,8 +3,9 @@
     task, filler, "The pass key is 4 0 7 1 9 . Remember it . 4 0 7 1 9 is the pass key .", filler,
     "What is the pass key ? The pass key is", 4 0 7 1
 
-The labels are the digits, from the question's last word on. The model sees the right digit before the next, which makes
-`exact` the same as writing freely: all digits are right if and only if each is, with right ones before it.
+The labels are the digits, starting at the last word of the question. The input contains the correct digits before each
+label. `exact` is still the same as for free generation: all digits are correct if and only if each one is correct given
+the correct digits before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from muonssm.lab.language.shards import IGNORED
+from muonssm.lab.core.scorer import IGNORED
 
 TASK = (
     "There is an important info hidden inside a lot of irrelevant text . Find it and memorize them . "
@@ -27,43 +28,43 @@ WORDS = tuple(dict.fromkeys(" ".join((DIGITS, TASK, FILLER, BEFORE, BETWEEN, AFT
 IDS = {word: i for i, word in enumerate(WORDS)}  # the id of a digit is the digit
 
 
-def text(ids: Iterable[int]) -> str:
-    """Token ids as words, to read."""
+def decode(ids: Iterable[int]) -> str:
+    """Convert token ids to text."""
     return " ".join(WORDS[i] for i in ids)
 
 
-def _ids(words: str) -> np.ndarray:
+def _encode(words: str) -> np.ndarray:
     return np.array([IDS[word] for word in words.split()], dtype=np.int64)
 
 
-def least_length(digits: int) -> int:
+def min_length(digits: int) -> int:
     """Tokens of an input without filler."""
-    return len(_ids(f"{TASK} {BEFORE} {BETWEEN} {AFTER} {QUESTION}")) + 2 * digits + (digits - 1)
+    return len(_encode(f"{TASK} {BEFORE} {BETWEEN} {AFTER} {QUESTION}")) + 2 * digits + (digits - 1)
 
 
-def generate(rng: np.random.Generator, rows: int, length: int, digits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels, int64 `[rows, length]`; the key stands at a uniformly random place in the filler."""
-    key = rng.integers(0, 10, (rows, digits))
+def generate(rng: np.random.Generator, sequences: int, length: int, digits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Generate inputs and labels, int64 `[sequences, length]`; the key is at a random position in the filler."""
+    key = rng.integers(0, 10, (sequences, digits))
     task, before, between, after, question = (
-        np.tile(_ids(words), (rows, 1)) for words in (TASK, BEFORE, BETWEEN, AFTER, QUESTION)
+        np.tile(_encode(words), (sequences, 1)) for words in (TASK, BEFORE, BETWEEN, AFTER, QUESTION)
     )
-    line = np.concatenate([before, key, between, key, after], axis=1)
-    place = rng.integers(0, length - least_length(digits) + 1, (rows, 1))
-    middle = _insert(line, place, length - len(task[0]) - len(question[0]) - (digits - 1))
+    sentence = np.concatenate([before, key, between, key, after], axis=1)
+    position = rng.integers(0, length - min_length(digits) + 1, (sequences, 1))
+    middle = _insert_into_filler(sentence, position, length - len(task[0]) - len(question[0]) - (digits - 1))
     inputs = np.concatenate([task, middle, question, key[:, :-1]], axis=1)
     labels = np.full(inputs.shape, IGNORED, dtype=np.int64)
     labels[:, -digits:] = key
     return inputs, labels
 
 
-def _insert(line: np.ndarray, place: np.ndarray, length: int) -> np.ndarray:
-    """`[rows, length]`: filler with `line` `[rows, n]` at `place` `[rows, 1]`; behind it the filler begins anew.
+def _insert_into_filler(sentence: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
+    """Insert `sentence` `[sequences, n]` into filler at `start` `[sequences, 1]`; returns `[sequences, length]`.
 
-    Every line is equally long, so that an index moves all of them at once.
+    The filler starts again after the sentence. All sentences have the same length, so one gather serves all rows.
     """
     position = np.arange(length)[None]
-    inside, behind = position - place, position - place - line.shape[1]
-    filler = _ids(FILLER)
-    around = filler[np.where(inside < 0, position, behind) % len(filler)]
-    said = np.take_along_axis(line, inside.clip(0, line.shape[1] - 1), axis=1)
-    return np.where((inside >= 0) & (behind < 0), said, around)
+    from_start, from_end = position - start, position - start - sentence.shape[1]
+    filler = _encode(FILLER)
+    around = filler[np.where(from_start < 0, position, from_end) % len(filler)]
+    inside = np.take_along_axis(sentence, from_start.clip(0, sentence.shape[1] - 1), axis=1)
+    return np.where((from_start >= 0) & (from_end < 0), inside, around)

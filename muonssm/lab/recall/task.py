@@ -1,4 +1,4 @@
-"""Tests of memory as a task: multi-query associative recall, selective copying, induction heads, passkey."""
+"""The memory tests as a task: associative recall, selective copying, induction heads, passkey retrieval."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from muonssm.models.language import MuonSSMConfig, check_mixer
 from muonssm.models.recall import RecallModel
 from muonssm.ops import Muon
 
-from .dataset import RecallConfig, make_recall, score
+from .dataset import RecallConfig, make_sequences, score_predictions
 
 
 @dataclass(frozen=True)
 class RecallModelConfig:
-    """Sizes of the network; those of the field's comparisons are two layers without SwiGLU.
+    """Sizes of the network; the defaults, two layers without SwiGLU, are those of published comparisons.
 
     Attributes:
         backbone: a name in `muonssm.layers.BACKBONES`.
@@ -40,7 +40,7 @@ class RecallModelConfig:
         check_mixer(self.build(16, Muon()))
 
     def build(self, vocab_size: int, muon: Muon) -> MuonSSMConfig:
-        """The same for transformers."""
+        """The configuration of the transformers model."""
         return MuonSSMConfig(vocab_size=vocab_size, muon=muon, **asdict(self))
 
 
@@ -60,7 +60,7 @@ class RecallTask(Task):
     )
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "accuracy", "%", True),
-        Metric("exact", "sequences all right", "%", True),
+        Metric("exact", "exact sequences", "%", True),
     )
 
     data: RecallConfig
@@ -69,27 +69,34 @@ class RecallTask(Task):
 
     @property
     def title(self) -> str:
-        return f"{self.model.backbone} on {self.data.kind}, length {self.data.length}"
+        return f"{self.model.backbone} on {self.data.problem}, length {self.data.length}"
 
     def load_data(self) -> DataSplits:
-        train, validation = (self._part(part) for part in ("train", "validation"))
+        """Generate the sequences of all splits and test lengths."""
+        train, validation = (self._make_split(split) for split in ("train", "validation"))
         first, *others = self.data.test_lengths or (self.data.length,)
-        test = self._part("test", first)
-        tests: dict[str, Dataset] = {f"length {length}": self._part("test", length) for length in others}
-        sizes = f"{len(train)} sequences of {self.data.length} to train on, {len(validation)} to choose by"
-        summary = f"{self.data.kind}: {sizes}; made from seed {self.data.seed}"
-        metadata = {"vocab_size": self.data.vocabulary, "summary": summary, "tokens_per_item": self.data.length}
-        return DataSplits(train, validation, test, metadata, tests)
+        test = self._make_split("test", first)
+        extra_tests: dict[str, Dataset] = {f"length {length}": self._make_split("test", length) for length in others}
+        sizes = f"{len(train)} training and {len(validation)} validation sequences of length {self.data.length}"
+        metadata = {
+            "vocab_size": self.data.vocabulary,
+            "summary": f"{self.data.problem}: {sizes}, generated from seed {self.data.seed}",
+            "tokens_per_item": self.data.length,
+        }
+        return DataSplits(train, validation, test, metadata, extra_tests)
 
-    def _part(self, part: str, length: int | None = None) -> TensorDataset:
-        return TensorDataset(*make_recall(self.data, part, length))
+    def _make_split(self, split: str, length: int | None = None) -> TensorDataset:
+        return TensorDataset(*make_sequences(self.data, split, length))
 
     def build_model(self, metadata: dict[str, Any]) -> RecallModel:
+        """Build the network for this vocabulary; weights come from torch's default generator."""
         return RecallModel(self.model.build(metadata["vocab_size"], self.muon))
 
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
-        inputs, labels = (torch.stack(parts) for parts in zip(*items, strict=True))
+        """Stack inputs and labels."""
+        inputs, labels = (torch.stack(tensors) for tensors in zip(*items, strict=True))
         return {"input_ids": inputs, "labels": labels}
 
     def scorer(self, split: Dataset) -> PredictionScorer:
-        return PredictionScorer(lambda predictions, labels: dict(score(predictions, labels)), key="predictions")
+        """Score the predicted token ids of all sequences together."""
+        return PredictionScorer(score_predictions, key="predictions")

@@ -1,117 +1,113 @@
-"""The analyses of a run, as sections: what `muonssm analyze` left in RUN/analysis, a JSON file each.
+"""The analyses of an experiment as sections: one per JSON file that `muonssm analyze` wrote into RUN/analysis.
 
-name, title      what it is called
-paper            what the paper says of it
-found            what came out here, a sentence each
+name, title      the analysis
+paper            the paper's statement
+found            the result here, one sentence each
 tables           caption, head, rows, and rows of the paper
 figures          caption, svg
-settings, data   how it was done, and its numbers
+settings, data   how it was made, and its numbers
 """
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muonssm.lab.core.experiment import Subject, read_json
+from markupsafe import Markup
+
+from muonssm.lab.core.experiment import Experiment, read_json
 
 from . import page
 from .page import Section
 
-ORDER = (
-    "spectrum", "rank", "gradients", "memory", "truncation", "ablation", "ns-steps", "capacity", "sensitivity",
-    "convergence", "scaling",
-)  # fmt: skip
 
-
-def sections(subject: Subject) -> list[Section]:
-    """One for each analysis, those of ORDER first; one that says so where there is none."""
-    files = {path.stem: path for path in sorted((subject.path / "analysis").glob("*.json"))}
+def sections(experiment: Experiment) -> list[Section]:
+    """Return one section per analysis, in the order of the task's analyses; without any, the command to run."""
+    files = _files(experiment)
     if not files:
-        text = f"No analysis yet: `muonssm analyze {subject.path}`." + _elsewhere(subject)
-        return [Section("analysis", "Analysis", page.paragraph(text, "soft"))]
-    names = [*(name for name in ORDER if name in files), *(name for name in files if name not in ORDER)]
-    return [_section(files[name], subject.recipe) for name in names]
+        text = f"There is no analysis yet: run `muonssm analyze {experiment.path}`.{_analyses_of_runs(experiment)}"
+        return [Section("analysis", "Analysis", page.paragraph(text, soft=True))]
+    names = [*(name for name in experiment.task.analyses if name in files), *files]
+    return [_section(files[name], experiment.comparison.recipe) for name in dict.fromkeys(names)]
 
 
-def missing(subject: Subject) -> list[str]:
-    """Those that were not made, where others were."""
-    there = {path.stem for path in (subject.path / "analysis").glob("*.json")}
-    absent = [name for name in ORDER if name not in there]
-    return [f"analyses: {', '.join(absent)} (`muonssm analyze {subject.path}`)"] if there and absent else []
+def missing(experiment: Experiment) -> list[str]:
+    """Return the analyses that were not run although others were, with the command to run them."""
+    files = _files(experiment)
+    names = [name for name in experiment.task.analyses if name not in files]
+    return [f"analyses {', '.join(names)}: `muonssm analyze {experiment.path}`"] if files and names else []
 
 
-def _elsewhere(subject: Subject) -> str:
-    others = [str(place.folder.path) for place in subject.places() if (place.folder.path / "analysis").is_dir()]
-    others = [path for path in others if path != str(subject.path)]
-    return f" Single runs have theirs on their own pages: `muonssm report {' '.join(others)}`." if others else ""
+def _files(experiment: Experiment) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(experiment.analysis_folder.glob("*.json"))}
+
+
+def _analyses_of_runs(experiment: Experiment) -> str:
+    """Point to the runs of a comparison that were analyzed on their own."""
+    folders = [location.folder.path for location in experiment.locations()]
+    runs = [str(path) for path in folders if path != experiment.path and (path / "analysis").is_dir()]
+    return f" Single runs have their own analyses: `muonssm report {' '.join(runs)}`." if runs else ""
 
 
 def _section(path: Path, recipe: dict[str, Any]) -> Section:
-    finding = read_json(path)
-    if not isinstance(finding, dict) or not isinstance(finding.get("title"), str):
-        raise ValueError(f"{path} has no title; it may be an analysis that `muonssm analyze` wrote")
+    analysis = read_json(path)
+    if not isinstance(analysis, dict) or not isinstance(analysis.get("title"), str):
+        raise ValueError(f"{path} must be an analysis that `muonssm analyze` wrote: it has no title")
     try:
-        parts = [
-            f"<blockquote><strong>The paper:</strong> {_inline(finding['paper'])}</blockquote>"
-            if finding.get("paper")
-            else "",
-            _found(finding.get("found", [])),
-            *(_table(table) for table in finding.get("tables", [])),
-            page.figures(
-                [page.figure(each["caption"], checked(each["svg"], path)) for each in finding.get("figures", [])]
-            ),
-            page.details("How it was done", _settings(finding["settings"], recipe)) if finding.get("settings") else "",
-            page.paragraph(f"All numbers: analysis/{path.name}", "soft") if finding.get("data") else "",
-        ]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no analysis that `muonssm analyze` wrote: {error!r}") from error
-    return Section(path.stem, finding["title"], "".join(parts))
+        body = _body(path, analysis, recipe)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} must be an analysis that `muonssm analyze` wrote: {error!r}") from error
+    return Section(path.stem, analysis["title"], body)
 
 
-def _settings(settings: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
-    """Settings whose recipe is said by what differs from the run's own, which is on the page already."""
+def _body(path: Path, analysis: Mapping[str, Any], recipe: dict[str, Any]) -> Markup:
+    drawn = [page.figure(each["caption"], check_figure(each["svg"], path)) for each in analysis.get("figures", [])]
+    tables = [
+        page.table(table["head"], table["rows"], table.get("paper", []), table.get("caption", ""))
+        for table in analysis.get("tables", [])
+    ]
+    paper, settings = analysis.get("paper"), analysis.get("settings")
+    return page.join(
+        page.quote("The paper", paper) if paper else Markup(),
+        page.bullets(analysis.get("found", [])),
+        *tables,
+        page.figures(drawn),
+        page.details("Settings", _short_settings(settings, recipe)) if settings else Markup(),
+        page.paragraph(f"All numbers: analysis/{path.name}", soft=True) if analysis.get("data") else Markup(),
+    )
+
+
+def _short_settings(settings: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """Replace a whole recipe by its differences from the experiment's, which the page shows already."""
     if "recipe" not in settings:
         return settings
-    return settings | {"recipe": changes(recipe, settings["recipe"]) or "that of the run"}
+    return settings | {"recipe": differences(recipe, settings["recipe"]) or "the recipe of the run"}
 
 
-def changes(one: dict[str, Any], other: dict[str, Any], within: str = "") -> dict[str, Any]:
-    """What another recipe has that one has not, or has otherwise, by dotted names."""
-    found: dict[str, Any] = {}
+def differences(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings of `other` that `base` lacks or has with another value, by dotted name."""
+    changed: dict[str, Any] = {}
     for key, value in other.items():
-        if isinstance(value, dict) and isinstance(one.get(key), dict):
-            found |= changes(one[key], value, f"{within}{key}.")
-        elif key not in one or one[key] != value:
-            found[within + key] = value
-    return found
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            changed |= differences(base[key], value, f"{prefix}{key}.")
+        elif key not in base or base[key] != value:
+            changed[prefix + key] = value
+    return changed
 
 
-def _inline(text: str) -> str:
-    return page.paragraph(text).removeprefix("<p>").removesuffix("</p>")
-
-
-def _found(sentences: list[str]) -> str:
-    if len(sentences) < 2:
-        return "".join(page.paragraph(sentence) for sentence in sentences)
-    return f"<ul>{''.join(f'<li>{_inline(sentence)}</li>' for sentence in sentences)}</ul>"
-
-
-def _table(table: dict[str, Any]) -> str:
-    return page.table(table["head"], table["rows"], table.get("paper", []), table.get("caption", ""))
-
-
-def checked(picture: str, path: Path) -> str:
-    """A picture that is one: well-formed, without scripts, without anything from outside."""
+def check_figure(picture: str, path: Path) -> str:
+    """Return the picture if it is well-formed SVG without scripts, event handlers or outside links; else raise."""
     try:
         tree = ElementTree.fromstring(picture)
     except ElementTree.ParseError as error:
-        raise ValueError(f"{path} has a figure that is no SVG: {error}") from error
+        raise ValueError(f"{path} must have SVG figures: {error}") from error
     for element in tree.iter():
         tag = element.tag.rpartition("}")[2]
         links = [value for key, value in element.items() if key.rpartition("}")[2] in ("href", "src")]
-        active = any(key.lower().startswith("on") for key in element.attrib)
-        if tag in ("script", "foreignObject") or active or any(not link.startswith(("data:", "#")) for link in links):
-            raise ValueError(f"{path} has a figure with <{tag}> that acts or points outside; it may be a still picture")
+        has_handler = any(key.lower().startswith("on") for key in element.attrib)
+        links_outside = any(not link.startswith(("data:", "#")) for link in links)
+        if tag in ("script", "foreignObject") or has_handler or links_outside:
+            raise ValueError(f"{path} must have figures without scripts and outside links, got <{tag}>")
     return picture

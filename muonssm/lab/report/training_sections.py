@@ -1,191 +1,183 @@
-"""What training gave, as sections of the page: scores beside the paper's, curves, confusion matrices, what was run."""
+"""The training of an experiment as sections: scores beside the paper's, learning curves, confusion matrices, setup."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
-from typing import Any
 
-from muonssm.lab.core.compare import KINDS, Interval, cell
-from muonssm.lab.core.experiment import Subject
+from markupsafe import Markup
+
+from muonssm.lab.core.compare import VARIANTS, ComparedRun, Spread, diverged, paper_score
+from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.task import Metric
 
-from . import page, svg
+from . import figures, page
 from .page import Section
 
 FAIRNESS = (
-    "Both sides of a pair start from the same weights where shapes agree, see the same batches in the same order, and "
-    "may train for the same number of steps. "
+    "Both runs of a pair start from the same weights where shapes agree, see the same batches in the same order, and "
+    "can train for the same number of steps. "
 )
-KEPT = {
-    "best": "The weights of the best validation are kept, and the test part is scored once with them.",
-    "last": "The weights of the last step are kept; nothing is chosen by the part they are scored on.",
+KEPT_WEIGHTS = {
+    "best": "The weights with the best validation score are kept, and the test set is scored once with them.",
+    "last": "The weights of the last step are kept; the set they are scored on selects nothing.",
 }
 
 
-def setup(subject: Subject) -> str:
-    """In a line: how often, for how long, by what recipe."""
-    settings, training = subject.result["settings"], subject.recipe["training"]
-    budget = f"{training['steps']} steps" if training["steps"] else f"at most {training['epochs']} epochs"
-    often = f"{settings['seeds']} seed(s), {settings['folds']} fold(s)"
-    if subject.alone:
-        often = f"one run, seed {training['seed']}"
-    return f"{often}, {budget} with batches of {training['batch_size']}; recipe {subject.recipe['name']}"
+def summary(experiment: Experiment) -> str:
+    """Say in one line how many runs there are, how long they train and by which recipe."""
+    comparison, training = experiment.comparison, experiment.recipe.training
+    budget = f"{training.steps} steps" if training.steps else f"at most {training.epochs} epochs"
+    runs = f"{comparison.seeds} seed(s), {comparison.folds} fold(s)"
+    if experiment.is_single_run:
+        runs = f"one run, seed {training.seed}"
+    return f"{runs}, {budget} with a batch size of {training.batch_size}; recipe {experiment.recipe.name}"
 
 
-def sections(subject: Subject) -> list[Section]:
-    """Scores, learning curves and, of classifiers, confusion."""
-    found = [Section("scores", "Scores on the test part", _scores(subject)), _curves(subject)]
-    confused = [trial for trial in subject.trials if "confusion" in trial["scores"]]
-    return [*found, _confusion(subject, confused)] if confused else found
+def sections(experiment: Experiment) -> list[Section]:
+    """Return scores, learning curves and, for classifiers, confusion matrices."""
+    made = [Section("scores", "Scores on the test set", _scores(experiment)), _curves(experiment)]
+    classifiers = [run for run in experiment.runs if "confusion" in run.scores]
+    return [*made, _confusion(experiment, classifiers)] if classifiers else made
 
 
-def what_was_run(subject: Subject) -> Section:
-    """How it was compared, every run, the configuration, the data and the versions."""
-    fair = "" if subject.alone else FAIRNESS
-    folder = subject.folder(subject.trained[0])
-    return Section(
-        "run",
-        "What was run",
-        page.paragraph(fair + KEPT[subject.recipe["training"]["keep"]])
-        + _runs(subject)
-        + page.details("Data", folder.read("metadata.json")["summary"])
-        + page.details("Configuration", subject.recipe)
-        + page.details("Versions", folder.read("versions.json")),
+def setup_section(experiment: Experiment) -> Section:
+    """Return how the runs were compared, every run, the data, the configuration and the versions."""
+    fairness = "" if experiment.is_single_run else FAIRNESS
+    versions = experiment.folder(experiment.trained_runs[0]).read("versions.json")
+    body = page.join(
+        page.paragraph(fairness + KEPT_WEIGHTS[experiment.recipe.training.keep]),
+        _runs(experiment),
+        page.details("Data", experiment.metadata()["summary"]),
+        page.details("Configuration", experiment.comparison.recipe),
+        page.details("Versions", versions),
+    )
+    return Section("run", "What was run", body)
+
+
+def overview(experiments: Sequence[Experiment]) -> Markup:
+    """Return a table with one row per experiment: plain, Muon, their difference and the paper's scores."""
+    rows = []
+    for experiment in experiments:
+        metric, comparison = experiment.metrics[0], experiment.comparison
+        ours = [
+            str(comparison.spread(variant, metric.name)) if variant in comparison.variants else "-"
+            for variant in VARIANTS
+        ]
+        difference = str(comparison.difference("muon", metric.name)) if "muon" in comparison.compared else "-"
+        paper = [paper_score(comparison.paper.get(variant, {}), metric) for variant in VARIANTS]
+        rows.append([comparison.title, metric.heading, *ours, difference, *paper])
+    return page.table(
+        ["", "score, test set", "plain", "Muon", "Muon minus plain [95%]", "paper, plain", "paper, Muon"], rows
     )
 
 
 # scores
 
 
-def head(metric: Metric) -> str:
-    """The name of a score with its unit."""
-    return f"{metric.title}, {metric.unit}" if metric.unit else metric.title
-
-
-def verdict(subject: Subject) -> str:
-    """What the comparison says of the first score, in HTML."""
-    if subject.alone:
-        return "One run: nothing is compared here; <code>muonssm compare</code> does that."
-    metric = subject.metrics[0]
-    interval = Interval(**subject.result["differences"]["muon"][metric.name])
+def verdict(experiment: Experiment) -> str:
+    """Say what the comparison shows for the headline score."""
+    if experiment.is_single_run:
+        return "This is a single run. To compare plain with Muon, run `muonssm compare`."
+    metric = experiment.metrics[0]
+    interval = experiment.comparison.difference("muon", metric.name)
     if interval.mean is None:
-        return "No pair of runs is without one that diverged: there is nothing to compare."
-    unit = " percentage points" if metric.unit == "%" else f" ({'more' if metric.higher else 'less'} is better)"
-    text = f"Muon minus plain, {escape(metric.title)}: <strong>{interval.mean:+.2f}</strong>{unit}"
+        return "Every pair has a run that diverged, so there is no difference to report."
+    better = "higher" if metric.higher_is_better else "lower"
+    unit = " percentage points" if metric.unit == "%" else f" ({better} is better)"
+    text = f"Muon minus plain, {metric.title}: **{interval.mean:+.2f}**{unit}"
     if interval.low is None or interval.high is None:
-        return f"{text}, from one pair of runs: too few to tell it from chance (more: <code>--seeds</code>)."
-    clear = interval.low > 0 or interval.high < 0
-    word = "does not contain zero" if clear else "contains zero: no clear difference"
-    return (
-        f"{text}, 95% interval [{interval.low:+.2f}, {interval.high:+.2f}] over {interval.pairs} pairs, which {word}."
+        return f"{text}, from one pair of runs: too few to tell it from chance (use `--seeds` for more)."
+    bounds = f"[{interval.low:+.2f}, {interval.high:+.2f}]"
+    is_clear = interval.low > 0 or interval.high < 0
+    zero = "does not contain zero" if is_clear else "contains zero: no clear difference"
+    return f"{text}, 95% interval {bounds} over {interval.pairs} pairs, which {zero}."
+
+
+def _scores(experiment: Experiment) -> Markup:
+    comparison, metrics = experiment.comparison, experiment.metrics
+    rows = [[v, *(str(comparison.spread(v, metric.name)) for metric in metrics)] for v in comparison.variants]
+    if experiment.is_single_run:
+        rows.append(["validation set", *_validation_scores(experiment)])
+    for name in comparison.extra_tests:
+        for variant in comparison.variants:
+            score = str(comparison.spread(variant, metrics[0].name, name))
+            rows.append([f"{variant}, {name}", score, *[""] * (len(metrics) - 1)])
+    paper = [[f"paper, {v}", *(paper_score(row, metric) for metric in metrics)] for v, row in comparison.paper.items()]
+    return page.join(
+        page.paragraph(verdict(experiment)),
+        *(page.paragraph(f"{sentence}.") for sentence in diverged(comparison)),
+        page.table(["", *(metric.heading for metric in metrics)], rows, paper),
+        Markup() if paper else page.paragraph("The paper has no scores for this data and model.", soft=True),
+        _mean_figure(experiment, metrics[0]),
     )
 
 
-def _scores(subject: Subject) -> str:
-    result, metrics = subject.result, subject.metrics
-    rows = [[kind, *(cell(scores[metric.name]) for metric in metrics)] for kind, scores in result["kinds"].items()]
-    if subject.alone:
-        rows += [["validation part", *_validation(subject)]]
-    for part, row in result["more"].items():
-        rows += [[f"{kind}, {part}", cell(score), *[""] * (len(metrics) - 1)] for kind, score in row.items()]
-    paper = [
-        [f"paper, {kind}", *(_given(scores, metric) for metric in metrics)] for kind, scores in subject.paper.items()
-    ]
-    table = page.table(["", *map(head, metrics)], rows, paper)
-    beside = "" if paper else page.paragraph("The paper has no such scores for this data and model.", "soft")
-    return f"<p>{verdict(subject)}</p>{_diverged(subject)}{table}{beside}{_means(subject)}"
+def _validation_scores(experiment: Experiment) -> list[str]:
+    scores = experiment.folder(experiment.runs[0]).read("metrics.json")["validation"]
+    return [str(Spread.of([scores[metric.name]])) for metric in experiment.metrics]
 
 
-def _given(scores: dict[str, float], metric: Metric) -> str:
-    return f"{scores[metric.name]:.2f}" if metric.name in scores else "-"
-
-
-def _validation(subject: Subject) -> list[str]:
-    scores = subject.folder(subject.trials[0]).read("metrics.json")["validation"]
-    return [cell({"mean": scores[metric.name], "deviation": None}) for metric in subject.metrics]
-
-
-def _diverged(subject: Subject) -> str:
-    lines = []
-    for kind in subject.kinds:
-        its = [trial for trial in subject.trials if trial["kind"] == kind]
-        count = sum(trial["scores"].get("loss", 0) is None for trial in its)
-        if count:
-            lines.append(page.paragraph(f"{count} of {len(its)} runs of {kind} diverged: their loss is not a number."))
-    return "".join(lines)
-
-
-def _means(subject: Subject) -> str:
-    """A picture of the first score, where there is more to see than one number a kind."""
-    metric, kinds = subject.metrics[0], subject.result["kinds"]
-    spread = {kind: (row[metric.name]["mean"], row[metric.name]["deviation"]) for kind, row in kinds.items()}
-    paper = {kind: row[metric.name] for kind, row in subject.paper.items() if kind in spread}
-    if not paper and all(deviation is None for _, deviation in spread.values()):
-        return ""
-    caption = f"{head(metric)}: mean, and one deviation to each side" + (", beside the paper's" if paper else "")
-    return page.figures([page.figure(caption, svg.bars(spread, head(metric), paper=paper))])
+def _mean_figure(experiment: Experiment, metric: Metric) -> Markup:
+    """Return a figure of the headline score, unless it would show no more than one number per variant."""
+    comparison = experiment.comparison
+    spreads = {variant: comparison.spread(variant, metric.name) for variant in comparison.variants}
+    paper = {v: row[metric.name] for v, row in comparison.paper.items() if v in spreads and metric.name in row}
+    if not paper and all(spread.deviation is None for spread in spreads.values()):
+        return Markup()
+    groups = {variant: (spread.mean, spread.deviation) for variant, spread in spreads.items()}
+    beside = ", beside the paper's" if paper else ""
+    caption = f"{metric.heading}: mean and standard deviation{beside}"
+    return page.figures([page.figure(caption, figures.bars(groups, metric.heading, paper=paper))])
 
 
 # curves and matrices
 
 
-def _curves(subject: Subject) -> Section:
-    found, metric = [], subject.metrics[0]
-    along = "step" if subject.recipe["training"]["evaluate_every"] else "epoch"
-    titles = {"loss": "training loss", "validation_loss": "validation loss"}
-    titles[f"validation_{metric.name}"] = f"validation {head(metric)}"
-    histories = [(trial["kind"], subject.folder(trial).read("history.json")) for trial in subject.trained]
-    for key, label in titles.items():
-        curves: dict[str, list] = {kind: [] for kind in KINDS if kind in subject.kinds}
-        for kind, history in histories:
-            curves[kind].append([(row[along], row[key]) for row in history if key in row])
+def _curves(experiment: Experiment) -> Section:
+    metric = experiment.metrics[0]
+    x_label = "step" if experiment.recipe.training.evaluate_every else "epoch"
+    labels = {
+        "loss": "training loss",
+        "validation_loss": "validation loss",
+        f"validation_{metric.name}": f"validation {metric.heading}",
+    }
+    histories = [(run.variant, experiment.folder(run).read("history.json")) for run in experiment.trained_runs]
+    drawn = []
+    for key, label in labels.items():
+        curves: dict[str, list] = {variant: [] for variant in experiment.trained_variants}
+        for variant, history in histories:
+            curves[variant].append([(row[x_label], row[key]) for row in history if key in row])
         if any(curve for group in curves.values() for curve in group):
-            found.append(page.figure(label, svg.lines(curves, along, label)))
-    return Section("curves", "Learning curves", page.figures(found) or page.paragraph("The runs have no curves."))
+            drawn.append(page.figure(label, figures.lines(curves, x_label, label)))
+    body = page.figures(drawn) if drawn else page.paragraph("The runs recorded no learning curves.")
+    return Section("curves", "Learning curves", body)
 
 
-def _confusion(subject: Subject, trials: Sequence[dict[str, Any]]) -> Section:
-    classes, found = subject.folder(trials[0]).read("metadata.json")["classes"], []
-    for kind in dict.fromkeys(trial["kind"] for trial in trials):
-        matrices = [trial["scores"]["confusion"] for trial in trials if trial["kind"] == kind]
-        total = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
-        found.append(page.figure(kind, svg.confusion(total, classes)))
-    what = "Windows" if subject.task == "activity" else "Images"
-    together = "" if len(trials) == len(found) else ", all runs of a kind together"
-    text = f"{what} of the test part by true class (rows) and found class (columns){together}."
-    return Section("confusion", "Confusion", page.paragraph(text, "soft") + page.figures(found))
+def _confusion(experiment: Experiment, runs: Sequence[ComparedRun]) -> Section:
+    classes, drawn = experiment.metadata()["classes"], []
+    for variant in dict.fromkeys(run.variant for run in runs):
+        matrices = [run.scores["confusion"] for run in runs if run.variant == variant]
+        total = [[sum(counts) for counts in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
+        drawn.append(page.figure(variant, figures.confusion(total, classes)))
+    summed = "" if len(runs) == len(drawn) else ", summed over the runs of a variant"
+    text = f"Items of the test set by true class (rows) and predicted class (columns){summed}."
+    return Section("confusion", "Confusion matrices", page.join(page.paragraph(text, soft=True), page.figures(drawn)))
 
 
-# what was run
+# setup
 
 
-def _runs(subject: Subject) -> str:
-    metric, rows = subject.metrics[0], []
-    for trial in subject.trials:
-        metrics, timing = subject.folder(trial).read("metrics.json"), _seconds(subject, trial)
-        score = trial["scores"][metric.name]
+def _runs(experiment: Experiment) -> Markup:
+    metric, rows = experiment.metrics[0], []
+    for run in experiment.runs:
+        metrics = experiment.folder(run).read("metrics.json")
         counts = (f"{metrics[key]:,.0f}" if key in metrics else "-" for key in ("parameters", "steps"))
-        rows.append([trial["kind"], str(trial["seed"]), str(trial["fold"]), *counts, timing, metric.show(score)])
-    names = ["run", "seed", "fold", "parameters", "steps", "seconds", f"{metric.title}, test"]
-    return page.table(names, rows)
+        seconds, score = _seconds(experiment, run), metric.format(run.scores[metric.name])
+        rows.append([run.variant, run.seed, run.fold, *counts, seconds, score])
+    return page.table(["run", "seed", "fold", "parameters", "steps", "seconds", f"{metric.title}, test"], rows)
 
 
-def _seconds(subject: Subject, trial: dict[str, Any]) -> str:
-    path = subject.path / trial["folder"] / "timing.json"
-    rows = subject.folder(trial).read("timing.json") if path.is_file() else []
-    return f"{rows[-1]['seconds']:.0f}" if rows else "-"
-
-
-def overview(subjects: Sequence[Subject]) -> str:
-    """A row for each subject: its first score, plain and with Muon, the difference, and the paper's."""
-    rows = []
-    for subject in subjects:
-        metric, result = subject.metrics[0], subject.result
-        ours = [cell(result["kinds"][kind][metric.name]) if kind in result["kinds"] else "-" for kind in KINDS]
-        difference = result["differences"].get("muon")
-        said = str(Interval(**difference[metric.name])) if difference else "-"
-        paper = [_given(subject.paper.get(kind, {}), metric) for kind in KINDS]
-        rows.append([result["title"], head(metric), *ours, said, *paper])
-    names = ["", "test part", "plain", "Muon", "Muon minus plain [95%]", "paper, plain", "paper, Muon"]
-    return page.table(names, rows)
+def _seconds(experiment: Experiment, run: ComparedRun) -> str:
+    folder = experiment.folder(run)
+    timing = folder.read("timing.json") if (folder.path / "timing.json").is_file() else []
+    return f"{timing[-1]['seconds']:.0f}" if timing else "-"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.lab.core.scorer import PredictionScorer
-from muonssm.lab.core.task import DataSplits, Metric, Task
+from muonssm.lab.core.task import DataSplits, Metric, PaperScores, Task
 from muonssm.models.vision import vision_config
 from muonssm.models.vision.classification import VisionClassifier
 from muonssm.models.vision.config import VisionConfig
@@ -21,8 +22,13 @@ from muonssm.ops import Muon
 
 from .augment import ImageAugmentation, ImageView, ImageViews, view_of
 from .images import ImageConfig, ImageData, load_images
+from .paper import published_vision
+
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
 
 MATRIX = 50  # classes up to which a confusion matrix is kept
+PICTURES = "The regions that led to the predicted class: Grad-CAM, from blue (little) to red (much)."
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,23 @@ class VisionTask(Task):
 
     def scorer(self, split: Dataset) -> PredictionScorer:
         return PredictionScorer(score_logits)
+
+    def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
+        """Return the paper's scores for this data and model."""
+        source, model = self.data.source, self.model
+        return published_vision("vision", source, model.size, model.backbone, metadata["classes"])
+
+    def report_sections(self, experiment: Experiment) -> list[Any]:
+        """Return the robustness scores and the Grad-CAM pictures."""
+        from .report_sections import picture_sections, robustness_sections
+
+        return [*robustness_sections(experiment), *picture_sections(experiment, PICTURES)]
+
+    def missing_evaluations(self, experiment: Experiment) -> list[str]:
+        """Return the commands of evaluations that were not run."""
+        from .report_sections import missing_pictures, missing_robustness
+
+        return missing_robustness(experiment) + missing_pictures(experiment)
 
 
 def score_logits(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:

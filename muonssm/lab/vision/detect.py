@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.lab.core.scorer import Scorer
-from muonssm.lab.core.task import DataSplits, Metric, Task
+from muonssm.lab.core.task import DataSplits, Metric, PaperScores, Task
 from muonssm.models.vision.detection import Heads, MaskDetector
 from muonssm.ops import Muon
 
@@ -19,8 +19,13 @@ from .canvases import CanvasConfig, canvases
 from .classify import VisionModelConfig
 from .coco import LONGEST, SHORT, CocoImages, CocoView
 from .detection_metrics import coco_results, score_detections
+from .paper import published_vision
+
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
 
 NAMES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
+PICTURES = "Boxes and masks: ground truth beside predictions."
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,23 @@ class DetectionTask(Task):
         assert isinstance(part, CocoImages)
         return DetectionScorer(part)
 
+    def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
+        """Return the paper's scores for this data and model."""
+        source, model = self.data.source, self.model
+        return published_vision("detection", source, model.size, model.backbone, metadata["classes"])
+
+    def report_sections(self, experiment: Experiment) -> list[Any]:
+        """Return the pictures of predicted boxes and masks."""
+        from .report_sections import picture_sections
+
+        return picture_sections(experiment, PICTURES)
+
+    def missing_evaluations(self, experiment: Experiment) -> list[str]:
+        """Return the commands of evaluations that were not run."""
+        from .report_sections import missing_pictures
+
+        return missing_pictures(experiment)
+
 
 class DetectionScorer(Scorer):
     """Collects what was found, and has pycocotools score it."""
@@ -139,7 +161,7 @@ class DetectionScorer(Scorer):
 
     def add(self, batch: dict[str, Any], outputs: dict[str, Any]) -> None:
         """What the model said of a batch."""
-        for target, output in zip(batch["targets"], outputs["found"], strict=True):
+        for target, output in zip(batch["targets"], outputs["detections"], strict=True):
             image = int(target["image_id"])
             self.looked.append(image)
             self.found += coco_results(output, image, self.part.category_ids)

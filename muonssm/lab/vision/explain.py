@@ -140,7 +140,7 @@ def _detected(item: Shown, runs: dict[str, Any]) -> list[Panel]:
         )
     for name, (_, metadata, model) in runs.items():
         with torch.no_grad():
-            found = model([item.image.float() / 255])["found"][0]
+            found = model([item.image.float() / 255])["detections"][0]
         sure = found["scores"] >= SURE
         masks = found["masks"][sure, 0] >= 0.5
         drawn = _objects(pixels, masks, found["boxes"][sure], found["labels"][sure], metadata)

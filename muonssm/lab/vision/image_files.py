@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muonssm.lab.activity.recordings import Lost
+from muonssm.lab.activity.recordings import LostFile as Lost
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.checks import is_int, is_number
-from muonssm.lab.activity.recordings import Lost
-from muonssm.lab.activity.splits import PARTS
+from muonssm.lab.activity.recordings import LostFile as Lost
+from muonssm.lab.activity.splits import SPLITS as PARTS
 
 from .image_files import MODES, ImageFile, class_names, find_images, need, read_image, to_tensor
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from .imagenet import synsets
 
@@ -27,20 +26,20 @@ _DOWNSTREAM: Table = {
 }
 
 
-def published_vision(recipe: Mapping[str, Any], classes: Sequence[str]) -> dict[str, dict[str, float]]:
-    """What the paper reports, by kind and score, for a recipe as JSON and its data's classes; nothing for other data.
+def published_vision(
+    task: str, source: str, size: str, backbone: str, classes: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return the paper's scores by variant and score; empty for other data.
 
-    Of a classifier also `imagenet-r`, `imagenet-a` and `mce`. ImageNet is known by its classes.
+    Classifiers also have `imagenet-r`, `imagenet-a` and `mce`. ImageNet is recognized by its classes.
     """
-    task, source = recipe.get("task"), recipe.get("data", {}).get("source")
-    model = recipe.get("model", {})
     if task == "vision" and len(classes) == 1000 and tuple(classes) == synsets():  # timm has them: not asked in vain
         columns, table = _IMAGES, _CLASSIFIED
     elif (task, source) in (("detection", "coco"), ("segmentation", "ade20k")):
         columns, table = _OBJECTS, _DOWNSTREAM
     else:
         return {}
-    rows = table.get(model.get("backbone", ""), ()) if model.get("size") == "tiny" else ()
+    rows = table.get(backbone, ()) if size == "tiny" else ()
     chosen = [i for i, name in enumerate(columns) if task != "segmentation" or name == "miou"]
     chosen = [i for i in chosen if task != "detection" or columns[i] != "miou"]
     return {kind: {columns[i]: row[i] for i in chosen} for kind, row in zip(KINDS, rows, strict=False)}

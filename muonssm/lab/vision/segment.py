@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from muonssm.checks import is_int, is_number
 from muonssm.lab.core.scorer import Scorer
-from muonssm.lab.core.task import DataSplits, Metric, Task
+from muonssm.lab.core.task import DataSplits, Metric, PaperScores, Task
 from muonssm.models.vision.segmentation import Segmenter
 from muonssm.ops import Muon
 
@@ -23,9 +23,14 @@ from .canvases import canvases
 from .classify import VisionModelConfig
 from .detect import canvas_config
 from .images import IMAGENET
+from .paper import published_vision
 from .segmentation_metrics import PixelCounts
 
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
+
 COUNTED = 100  # training images, evenly apart, whose pixels are counted by class
+PICTURES = "The class of every pixel: ground truth beside predictions."
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,23 @@ class SegmentationTask(Task):
 
     def scorer(self, part: Dataset) -> SegmentationScorer:
         return SegmentationScorer(len(self.data.names))
+
+    def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
+        """Return the paper's scores for this data and model."""
+        source, model = self.data.source, self.model
+        return published_vision("segmentation", source, model.size, model.backbone, metadata["classes"])
+
+    def report_sections(self, experiment: Experiment) -> list[Any]:
+        """Return the pictures of predicted pixel classes."""
+        from .report_sections import picture_sections
+
+        return picture_sections(experiment, PICTURES)
+
+    def missing_evaluations(self, experiment: Experiment) -> list[str]:
+        """Return the commands of evaluations that were not run."""
+        from .report_sections import missing_pictures
+
+        return missing_pictures(experiment)
 
 
 def _filled(image: Tensor, labels: Tensor, side: list[int]) -> tuple[Tensor, Tensor]:

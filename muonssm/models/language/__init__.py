@@ -1,4 +1,4 @@
-"""Language models, as transformers knows them: `AutoModelForCausalLM` loads them once this module is imported."""
+"""Language models on transformers' contracts; importing this module registers them with `AutoModelForCausalLM`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MuonSSMConfig`: sizes and settings of a language model, in transformers' spelling."""
+"""`MuonSSMConfig`: sizes and settings of a language model, under transformers' names."""
 
 from __future__ import annotations
 
@@ -6,30 +6,40 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_choice, check_int, check_number
 from muonssm.layers import BACKBONES
+from muonssm.layers.momentum import MOMENTUM_VARIANTS
 from muonssm.ops import Muon
 
 from ..muon_settings import muon_settings
 
-LINEAR, SLIDING = "linear_attention", "sliding_attention"
+LINEAR, SLIDING = "linear_attention", "sliding_attention"  # transformers' names of layer types
+LEAST_SIZES = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "intermediate_size": 0,
+    "num_hidden_layers": 1,
+    "ssm_every": 1,
+    "sliding_window": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 1,
+}
 
 
 class MuonSSMConfig(PreTrainedConfig):
-    """Everything `MuonSSMForCausalLM` is built from; the defaults are the paper's 170M model.
+    """Configuration of `MuonSSMForCausalLM`; the defaults are the paper's 170M model.
 
     Attributes:
         vocab_size, hidden_size, num_hidden_layers: as everywhere in transformers.
         intermediate_size: width of the SwiGLU after each mixer; 0 leaves it out.
         backbone: a name in `muonssm.layers.BACKBONES`.
-        muon: settings of `muonssm.Muon` as a dict; `True` for its defaults, `False` for the plain backbone. A `Muon`
-            is taken too.
+        muon: settings of `muonssm.Muon` as a dict, a `Muon`, `True` for its defaults or `False` for the plain backbone.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`, as in the mixers.
         mixer: further arguments of the mixer's class, such as `{"num_heads": 9}`.
-        ssm_every: layer i is a mixer if i % ssm_every is 0, else attention over a sliding window; 1 is mixers alone.
+        ssm_every: layer i is a mixer if i % ssm_every is 0, else attention over a sliding window; 1 means mixers only.
         sliding_window, num_attention_heads, num_key_value_heads, head_dim, rope_parameters: of that attention.
-        max_position_embeddings: the length the model is trained for. Nothing ends there; `generate` may go on.
-        dropout: after the embedding and after each mixer and SwiGLU.
+        max_position_embeddings: training length. It is no limit: `generate` continues beyond it.
+        dropout: after the embedding, each mixer and each SwiGLU.
     """
 
     model_type = "muonssm"
@@ -68,32 +78,27 @@ class MuonSSMConfig(PreTrainedConfig):
         self.mixer = dict(self.mixer or {})
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        kinds = [LINEAR if i % self.ssm_every == 0 else SLIDING for i in range(self.num_hidden_layers)]
+        layer_types = [LINEAR if i % self.ssm_every == 0 else SLIDING for i in range(self.num_hidden_layers)]
         if self.layer_types is None:
-            self.layer_types = kinds
-        elif list(self.layer_types) != kinds:
-            raise ValueError(f"layer_types is {self.layer_types}; with ssm_every = {self.ssm_every} it may be {kinds}")
-        if SLIDING in kinds and self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            heads = self.num_attention_heads
-            raise ValueError(f"num_attention_heads is {heads}; it may be a divisor of hidden_size = {self.hidden_size}")
+            self.layer_types = layer_types
+        elif list(self.layer_types) != layer_types:
+            every = self.ssm_every
+            raise ValueError(f"layer_types must be {layer_types} with ssm_every = {every}, got {self.layer_types}")
+        heads = self.num_attention_heads
+        if SLIDING in layer_types and self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(f"num_attention_heads must be a divisor of hidden_size = {self.hidden_size}, got {heads}")
         super().__post_init__(**others)
 
     def _check(self) -> None:
-        if self.backbone not in BACKBONES:
-            raise ValueError(f"backbone is {self.backbone!r}; it may be one of {tuple(BACKBONES)}")
-        least = {"intermediate_size": 0}
-        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "ssm_every", "sliding_window")
-        for name in (*names, "num_attention_heads", "max_position_embeddings"):
-            value, low = getattr(self, name), least.get(name, 1)
-            if not is_int(value, low):
-                raise ValueError(f"{name} is {value!r}; it may be an integer >= {low}")
+        check_choice("backbone", self.backbone, tuple(BACKBONES))
+        check_choice("momentum", self.momentum, MOMENTUM_VARIANTS)
+        for name, least in LEAST_SIZES.items():
+            check_int(name, getattr(self, name), least)
         for name in ("dropout", "attention_dropout"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value < 1:
-                raise ValueError(f"{name} is {value!r}; it may be in [0, 1)")
+            check_number(name, getattr(self, name), 0, 1, open_high=True)
         if self.mixer is not None and not isinstance(self.mixer, dict):
-            raise ValueError(f"mixer is {self.mixer!r}; it may be a dict of arguments of the mixer's class")
+            raise TypeError(f"mixer must be None or a dict of arguments of the mixer's class, got {self.mixer!r}")
 
     def build_muon(self) -> Muon:
-        """The settings as a value."""
+        """Return the settings `muon` as a value."""
         return Muon(**self.muon)

@@ -1,10 +1,14 @@
-"""The network: blocks of a mixer (or attention over a window) and a SwiGLU, on transformers' contracts.
+"""The language model: blocks of a mixer (or attention over a window) and a SwiGLU, on transformers' contracts.
 
-h = embed(ids);   in each block h += mixer(norm(h)), h += swiglu(norm(h));   logits = head(norm(h))
+h       = embed(input_ids)
+h       = h + mixer(norm(h)),   h = h + swiglu(norm(h)), once per block
+logits  = lm_head(norm(h))
 
 input_ids       `[B, L]`
-attention_mask  `[B, L]` or, with a cache, `[B, what was read + L]`; 0 at padding, which writes nothing
-cu_seq_lens_q   `[N + 1]`, bounds of N documents packed into one row (B = 1), kept apart
+attention_mask  `[B, L]`, or `[B, cached + L]` with a cache; 0 at padding, which writes nothing
+cu_seq_lens_q   `[N + 1]`, bounds of N documents packed into one row (B = 1), processed separately
+h               `[B, L, hidden_size]`
+logits          `[B, L, vocab_size]`
 """
 
 from __future__ import annotations
@@ -29,27 +33,27 @@ from .cache import MemoryLayer, MuonSSMCache, layer_of
 from .config import LINEAR, SLIDING, MuonSSMConfig
 
 
-def mixer_of(config: MuonSSMConfig) -> Mixer:
-    """A mixer as the configuration says."""
+def mixer_from_config(config: MuonSSMConfig) -> Mixer:
+    """Build a mixer."""
     dims = {"momentum": config.momentum, **(config.mixer or {})}
     return build_mixer(config.backbone, config.hidden_size, config.build_muon(), **dims)
 
 
 def check_mixer(config: MuonSSMConfig) -> None:
-    """Raises what is wrong with the mixer's arguments, without the cost of its weights."""
+    """Raise an error if the mixer's arguments are wrong, without allocating its weights."""
     with torch.device("meta"):
-        mixer_of(config)
+        mixer_from_config(config)
 
 
 class Block(GradientCheckpointingLayer):
-    """One layer."""
+    """One layer: a mixer or attention, and a SwiGLU."""
 
     def __init__(self, config: MuonSSMConfig, index: int) -> None:
         super().__init__()
         self.index = index
         self.is_mixer = config.layer_types[index] == LINEAR  # type: ignore[index]
         self.mixer_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mixer: nn.Module = mixer_of(config) if self.is_mixer else MistralAttention(config, index)  # type: ignore[arg-type]
+        self.mixer: nn.Module = mixer_from_config(config) if self.is_mixer else MistralAttention(config, index)  # type: ignore[arg-type]
         self.dropout = nn.Dropout(config.dropout)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if config.intermediate_size else None
         self.mlp = MistralMLP(config) if config.intermediate_size else None
@@ -62,7 +66,7 @@ class Block(GradientCheckpointingLayer):
         past_key_values: MuonSSMCache | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """h `[B, L, D]`; `mask` is `[B, L]` for a mixer, and transformers' own for attention."""
+        """Compute h `[B, L, D]`; `mask` is `[B, L]` for a mixer, and transformers' own mask for attention."""
         if self.is_mixer:
             h = self._mix(h, mask, layer_of(past_key_values, self.index), cu_seqlens)
         else:
@@ -73,7 +77,7 @@ class Block(GradientCheckpointingLayer):
         return h + self.dropout(self.mlp(self.mlp_norm(h)))
 
     def _mix(self, h: Tensor, mask: Tensor | None, layer: MemoryLayer | None, cu_seqlens: Tensor | None) -> Tensor:
-        """h + mixer(norm(h)), in one go for a single token where that is possible."""
+        """Compute h + mixer(norm(h)), and write the mixer's state to the cache."""
         state = None if layer is None else layer.state
         step = None if self.training else self.mixer.step(h, state, mask, cu_seqlens, self.mixer_norm)  # type: ignore[operator]
         if step is None:
@@ -87,13 +91,13 @@ class Block(GradientCheckpointingLayer):
 
 
 class MuonSSMPreTrainedModel(PreTrainedModel):
-    """What transformers asks of a model besides computing."""
+    """Settings and initial weights, as transformers asks for them."""
 
     config: MuonSSMConfig
     config_class = MuonSSMConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]  # noqa: RUF012  transformers wants a list
+    _no_split_modules = ["Block"]  # noqa: RUF012  transformers reads a list
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _is_stateful = True
     _supports_sdpa = True
@@ -101,34 +105,34 @@ class MuonSSMPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As for transformers' own models: `_init_weights` looks at each parameter's flag itself."""
+        """Treat the model like transformers' own: `_init_weights` checks each parameter's flag itself."""
         super()._initialize_weights(module, is_custom_code=False)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Embedding N(0, 0.02); linear layers and mixers as they start, but for what `_residual` scales."""
+        """Draw the embedding from N(0, 0.02), other weights as their modules do; scale residual projections."""
         if isinstance(module, Mixer):
-            fresh = mixer_of(self.config).state_dict()
+            fresh = mixer_from_config(self.config).state_dict()
             for name, parameter in module.named_parameters():
                 init.copy_(parameter, fresh[name])
-            self._residual(module.out_proj)  # type: ignore[arg-type]
+            self._scale_residual(module.out_proj)  # type: ignore[arg-type]
         elif isinstance(module, nn.Linear):
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
         elif isinstance(module, MistralAttention):
-            self._residual(module.o_proj)
+            self._scale_residual(module.o_proj)
         elif isinstance(module, MistralMLP):
-            self._residual(module.down_proj)
+            self._scale_residual(module.down_proj)
         else:
             super()._init_weights(module)
 
-    def _residual(self, projection: nn.Linear) -> None:
-        """What is added to the residual stream, over sqrt(2 layers)."""
+    def _scale_residual(self, projection: nn.Linear) -> None:
+        """Divide a projection into the residual stream by sqrt(2 layers)."""
         if not getattr(projection.weight, "_is_hf_initialized", False):
             projection.weight /= math.sqrt(2 * self.config.num_hidden_layers)
 
 
 class MuonSSMModel(MuonSSMPreTrainedModel):
-    """Tokens to hidden states."""
+    """Compute hidden states from tokens."""
 
     def __init__(self, config: MuonSSMConfig) -> None:
         super().__init__(config)
@@ -154,33 +158,34 @@ class MuonSSMModel(MuonSSMPreTrainedModel):
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """The hidden states after the last norm, and the cache if asked for."""
+        """Compute the hidden states after the last norm, and the cache if `use_cache`."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids and inputs_embeds: exactly one of them may be given")
+            got = "neither" if input_ids is None else "both"
+            raise ValueError(f"input_ids or inputs_embeds must be given, and not both, got {got}")
         h = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and cu_seq_lens_q is None
         cache = MuonSSMCache(self.config) if use_cache and past_key_values is None else past_key_values
         if cu_seq_lens_q is not None and self.rotary_emb is not None:
-            position_ids = self._apart(cu_seq_lens_q, position_ids, cache)
+            position_ids = self._document_positions(cu_seq_lens_q, position_ids, cache)
         masks = self._masks(h, attention_mask, position_ids, cache)
         rotary = None if self.rotary_emb is None else self.rotary_emb(h, self._positions(h, position_ids, cache))
-        h, seen = self.dropout(h), []
+        h, hidden_states = self.dropout(h), []
         for layer in self.layers:
             if output_hidden_states:
-                seen.append(h)
+                hidden_states.append(h)
             mask = masks[layer.is_mixer]  # type: ignore[index]
             h = layer(h, mask=mask, rotary=rotary, past_key_values=cache, cu_seqlens=cu_seq_lens_q)
         h = self.norm(h)
         if cache is not None:
             cache.seen += h.shape[1]
-        states = (*seen, h) if output_hidden_states else None
-        return BaseModelOutputWithPast(h, cache if use_cache else None, states)
+        all_states = (*hidden_states, h) if output_hidden_states else None
+        return BaseModelOutputWithPast(h, cache if use_cache else None, all_states)
 
-    def _apart(self, bounds: Tensor, position_ids: Tensor | None, cache: MuonSSMCache | None) -> Tensor:
-        """Positions `[1, L]` that begin anew in each document: attention knows documents by them, without a cache."""
+    def _document_positions(self, bounds: Tensor, position_ids: Tensor | None, cache: MuonSSMCache | None) -> Tensor:
+        """Return positions `[1, L]` that restart in each document, by which attention separates documents."""
         if cache is not None:
-            raise ValueError("cu_seq_lens_q is given with a cache; with attention layers use_cache may be False")
+            raise ValueError("use_cache must be False for cu_seq_lens_q with attention layers, got a cache")
         if position_ids is not None:
             return position_ids
         steps = torch.arange(int(bounds[-1]), device=bounds.device)
@@ -192,27 +197,27 @@ class MuonSSMModel(MuonSSMPreTrainedModel):
         start = 0 if cache is None else cache.seen
         return torch.arange(start, start + h.shape[1], device=h.device)[None]
 
-    def _masks(self, h: Tensor, given: Any, position_ids: Tensor | None, cache: MuonSSMCache | None) -> dict[bool, Any]:
-        """One mask for mixers, `[B, L]` or None, and one for attention, as transformers makes it."""
-        if isinstance(given, dict):  # transformers may have made them already, by kind of layer
-            return {True: given.get(LINEAR), False: given.get(SLIDING)}
+    def _masks(self, h: Tensor, mask: Any, position_ids: Tensor | None, cache: MuonSSMCache | None) -> dict[bool, Any]:
+        """Return the mask of mixers (True), `[B, L]` or None, and transformers' mask of attention (False)."""
+        if isinstance(mask, dict):  # transformers made them already, by layer type
+            return {True: mask.get(LINEAR), False: mask.get(SLIDING)}
         attention = None
         if self.rotary_emb is not None:
             attention = create_sliding_window_causal_mask(
                 config=self.config,
                 inputs_embeds=h,
-                attention_mask=given,
+                attention_mask=mask,
                 past_key_values=cache,
                 position_ids=position_ids,
             )
-        own = None if given is None else given[:, -h.shape[1] :]
-        if own is not None and not torch.compiler.is_compiling() and own.all():
-            own = None
-        return {True: own, False: attention}
+        mask = None if mask is None else mask[:, -h.shape[1] :]
+        if mask is not None and not torch.compiler.is_compiling() and mask.all():
+            mask = None
+        return {True: mask, False: attention}
 
 
 class MuonSSMForCausalLM(MuonSSMPreTrainedModel, GenerationMixin):
-    """Tokens to the logits of the next one."""
+    """Compute the logits of the next token from tokens."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  transformers reads it so
 
@@ -235,9 +240,9 @@ class MuonSSMForCausalLM(MuonSSMPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **others: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits, and a loss with `labels` (shifted here, as everywhere in transformers) or `shift_labels` (not)."""
-        told = {name: others.pop(name) for name in ("cu_seq_lens_q", "output_hidden_states") if name in others}
-        out = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **told)
+        """Compute logits, and the loss of `labels` (shifted here, as in transformers) or `shift_labels` (not)."""
+        options = {name: others.pop(name) for name in ("cu_seq_lens_q", "output_hidden_states") if name in others}
+        out = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **options)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
@@ -248,12 +253,12 @@ class MuonSSMForCausalLM(MuonSSMPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *arguments: Any
     ) -> None:
-        """Ours in place of transformers' DynamicCache, which cannot count tokens without attention layers."""
+        """Use `MuonSSMCache`: transformers' DynamicCache cannot count tokens without attention layers."""
         given = model_kwargs.get("past_key_values")
         if given is None and generation_config.use_cache is not False:
             implementation = generation_config.cache_implementation
             if implementation is not None:
-                raise ValueError(f"cache_implementation is {implementation!r}; it may be None: the state never grows")
+                raise ValueError(f"cache_implementation must be None, as the state never grows, got {implementation!r}")
             model_kwargs["past_key_values"] = MuonSSMCache(self.config)
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]

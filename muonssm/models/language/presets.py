@@ -1,13 +1,15 @@
-"""Sizes of models with a name."""
+"""Named model sizes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from muonssm.checks import check_choice
+
 from .config import MuonSSMConfig
 
-# Arguments of the mixers in the paper's 170M table; whatever is not said there are the backbones' defaults.
-HEADS: dict[str, dict[str, Any]] = {
+# Mixer arguments of the paper's 170M table; what the paper does not state keeps the backbone's default.
+MIXER_DIMS: dict[str, dict[str, Any]] = {
     "gated_deltanet": {"num_heads": 9},
     "deltanet": {"num_heads": 12},
     "mamba": {},
@@ -20,17 +22,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, backbone: str = "gated_deltanet", muon: Any = True, hybrid: bool = False) -> MuonSSMConfig:
-    """The configuration of a model in `PRESETS`.
+    """Build the configuration of a named size.
 
     Args:
-        name: its name.
-        backbone: any of `muonssm.layers.BACKBONES`.
+        name: a name in `PRESETS`.
+        backbone: a name in `muonssm.layers.BACKBONES`.
         muon: as in `MuonSSMConfig`.
-        hybrid: whether every other layer is attention over a window of 2048 steps.
+        hybrid: whether every second layer is attention over a window of 2048 steps.
     """
-    if name not in PRESETS:
-        raise ValueError(f"name is {name!r}; it may be one of {tuple(PRESETS)}")
-    if backbone not in HEADS:
-        raise ValueError(f"backbone is {backbone!r}; it may be one of {tuple(HEADS)}")
-    every = 2 if hybrid else 1
-    return MuonSSMConfig(**PRESETS[name], backbone=backbone, muon=muon, mixer=HEADS[backbone], ssm_every=every)
+    check_choice("name", name, tuple(PRESETS))
+    check_choice("backbone", backbone, tuple(MIXER_DIMS))
+    ssm_every = 2 if hybrid else 1
+    return MuonSSMConfig(**PRESETS[name], backbone=backbone, muon=muon, mixer=MIXER_DIMS[backbone], ssm_every=ssm_every)

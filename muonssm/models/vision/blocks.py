@@ -1,9 +1,9 @@
-"""Blocks of MambaVision and the stages they stack to.
+"""Blocks of MambaVision, and the stages that stack them.
 
-    ConvBlock       x + BN(conv(gelu(BN(conv(x)))))                     x `[B, C, H, W]`
-    TokenBlock      u + mixer(LN(u)), then u + MLP(LN(u))               u `[B windows, L, C]`, L positions of a window
+    ConvBlock       x + BN(conv(gelu(BN(conv(x)))))             x `[B, C, H, W]`
+    TokenBlock      u + mixer(LN(u)), then u + MLP(LN(u))       u `[B windows, L, C]`, L positions of a window
 
-Every residual branch is left out for some rows in training (`DropPath`).
+In training every residual branch is dropped for a random share of the samples (`DropPath`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .mixer import vision_mixer
 
 
 class DropPath(nn.Module):
-    """In training zero for a share of the rows, and the others scaled up so that the mean stays."""
+    """In training, zero a random share of the rows and scale up the others to keep the mean."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class DropPath(nn.Module):
         return x * kept.div_(1 - self.share)
 
     def extra_repr(self) -> str:
-        """What `print(model)` says."""
+        """Describe the module for `print(model)`."""
         return f"{self.share:.3f}"
 
 
 class ConvBlock(nn.Module):
-    """Two 3x3 convolutions."""
+    """Two 3x3 convolutions with a residual connection."""
 
     def __init__(self, dim: int, drop_path: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ConvBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention among the positions of a window, without encoding where they are."""
+    """Self-attention among the positions of a window, without position encoding."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Position by position."""
+    """Two linear layers per position, with gelu between them."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class MLP(nn.Module):
 
 
 class TokenBlock(nn.Module):
-    """A mixer or attention, and an MLP."""
+    """A mixer or attention, then an MLP, with residual connections."""
 
     def __init__(self, dim: int, mixer: nn.Module, mlp_ratio: int, drop_path: float) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TokenBlock(nn.Module):
 
 
 class Window(NamedTuple):
-    """Height and width of windows over a map of `size`, and how the map becomes windows and back."""
+    """Partition a map of `size` into windows of `height` x `width`, and reverse the partition."""
 
     height: int
     width: int
@@ -103,18 +103,18 @@ class Window(NamedTuple):
 
     @classmethod
     def over(cls, x: Tensor, side: int, fit: bool) -> Window:
-        """Windows of `side` over x `[B, C, H, W]`; with `fit` no wider than the map."""
+        """Choose windows of `side` for x `[B, C, H, W]`; `fit` limits them to the size of the map."""
         H, W = x.shape[-2:]
         return cls(min(side, H) if fit else side, min(side, W) if fit else side, (H, W))
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many windows there are down and across."""
+        """Number of windows down and across."""
         H, W = self.size
         return -(-H // self.height), -(-W // self.width)
 
     def partition(self, x: Tensor) -> Tensor:
-        """`[B, C, H, W]`, zeros added right and below, to `[B windows, positions, C]`."""
+        """Cut `[B, C, H, W]`, padded with zeros right and below, into `[B windows, positions, C]`."""
         (H, W), (down, across) = self.size, self.counts
         if (down * self.height, across * self.width) != (H, W):
             x = F.pad(x, (0, across * self.width - W, 0, down * self.height - H))
@@ -122,14 +122,14 @@ class Window(NamedTuple):
         return x.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(0, 2)
 
     def reverse(self, u: Tensor) -> Tensor:
-        """Back again, without what was added."""
+        """Undo `partition`, and remove the padding."""
         (H, W), (down, across) = self.size, self.counts
         x = u.unflatten(1, (self.height, self.width)).unflatten(0, (-1, down, across))
         return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)[:, :, :H, :W]
 
 
 class Downsample(nn.Module):
-    """Half as high and wide, with the channels of the next stage."""
+    """Halve height and width, and change to the channels of the next stage."""
 
     def __init__(self, dim: int, out: int) -> None:
         super().__init__()
@@ -140,18 +140,18 @@ class Downsample(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks on one map; `downsample`, None at the end, is for whoever goes on to the next stage."""
+    """Blocks on one map. `MambaVision` calls `downsample` (None in the last stage) on the way to the next stage."""
 
     def __init__(self, config: VisionConfig, index: int, drop_path: Sequence[float]) -> None:
         super().__init__()
         dim = config.dims[index]
         self.side = config.windows[WINDOWED.index(index)] if index in WINDOWED else None
         self.fit = config.fit_windows
-        self.blocks = nn.ModuleList(_block(config, index, number, share) for number, share in enumerate(drop_path))
+        self.blocks = nn.ModuleList(_make_block(config, index, i, share) for i, share in enumerate(drop_path))
         self.downsample = Downsample(dim, config.dims[index + 1]) if index + 1 < len(config.dims) else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, C, H, W]` to the same."""
+        """Compute a map `[B, C, H, W]` of the same shape."""
         window = None if self.side is None else Window.over(x, self.side, self.fit)
         h = x if window is None else window.partition(x)
         for block in self.blocks:
@@ -159,10 +159,10 @@ class Stage(nn.Module):
         return h if window is None else window.reverse(h)
 
 
-def _block(config: VisionConfig, stage: int, number: int, drop_path: float) -> nn.Module:
+def _make_block(config: VisionConfig, stage: int, index: int, drop_path: float) -> nn.Module:
     dim = config.dims[stage]
     if stage not in WINDOWED:
         return ConvBlock(dim, drop_path)
-    if number < config.mixers(stage):
+    if index < config.mixers(stage):
         return TokenBlock(dim, vision_mixer(dim, config), config.mlp_ratio, drop_path)
     return TokenBlock(dim, Attention(dim, config.heads[WINDOWED.index(stage)]), config.mlp_ratio, drop_path)

@@ -5,37 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_bool, check_choice, check_int, check_number
 from muonssm.layers import BACKBONES
 from muonssm.layers.momentum import MOMENTUM_VARIANTS
 from muonssm.ops import Muon
 
 STAGES = 4
-WINDOWED = (2, 3)  # the stages of mixers and attention; those before them are convolutions
+WINDOWED = (2, 3)  # stages of mixers and attention; the stages before them are convolutions
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """Everything `MambaVision` is built from; the defaults are the tiny size.
+    """Configuration of `MambaVision`; the defaults are the tiny size.
 
     Attributes:
         backbone: a name in `muonssm.layers.BACKBONES`, for the SSM in the mixers.
-        muon: momentum and normalisation of that SSM; `Muon.off()` is the plain backbone.
-        num_classes: of the head; 0 leaves it out, and `forward` gives the pooled features.
-        in_channels: of the images.
+        muon: momentum and normalization of that SSM; `Muon.off()` is the plain backbone.
+        num_classes: classes of the head; 0 leaves it out, and `forward` returns the pooled features.
+        in_channels: channels of the images.
         depths: blocks of each of the four stages. In the last two the first half (rounded up) are mixers, the rest
             attention.
         dims: channels of each stage.
         stem: channels between the two convolutions of the stem.
-        stem_strides: of these two; the stages have the strides s, 2s, 4s and 8s with s their product.
+        stem_strides: strides of these two; the stages have the strides s, 2s, 4s and 8s with s their product.
         windows: sides of the square windows of the last two stages, in positions of their maps.
         fit_windows: whether a window that is wider than the map shrinks to it; the release pads the map instead.
-        heads: of attention in the last two stages.
+        heads: attention heads of the last two stages.
         mlp_ratio: width of the MLPs, in channels of their stage.
-        drop_path: share of residual branches left out in training, growing from 0 in the first block to this.
-        d_state: states a channel; for Mamba-2 and LongHorn the size of keys.
-        d_conv: taps of the mixers' convolutions.
-        memory_heads: heads of the delta rules' memories.
+        drop_path: share of residual branches dropped in training in the last block, growing from 0 in the first.
+        d_state: states per channel; for Mamba-2 and LongHorn the size of keys.
+        d_conv: filter length of the mixers' convolutions.
+        memory_heads: heads of the memory in DeltaNet and Gated DeltaNet.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`, as in the mixers.
     """
 
@@ -58,62 +58,51 @@ class VisionConfig:
     momentum: str = "fixed"
 
     def __post_init__(self) -> None:
-        for name, may in (
-            ("backbone", tuple(BACKBONES)),
-            ("momentum", MOMENTUM_VARIANTS),
-            ("fit_windows", (True, False)),
-        ):
-            if getattr(self, name) not in may:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {may}")
+        check_choice("backbone", self.backbone, tuple(BACKBONES))
         if not isinstance(self.muon, Muon):
-            raise TypeError(f"muon is of type {type(self.muon).__name__}; it may be a Muon (Muon.off() is plain)")
+            raise TypeError(f"muon must be a Muon (Muon.off() is the plain backbone), got {self.muon!r}")
         for name in ("in_channels", "stem", "mlp_ratio", "d_state", "d_conv", "memory_heads"):
-            _check_count(name, getattr(self, name), 1)
-        _check_count("num_classes", self.num_classes, 0)
+            check_int(name, getattr(self, name), 1)
+        check_int("num_classes", self.num_classes, 0)
         for name, length in (("depths", STAGES), ("dims", STAGES), ("stem_strides", 2), ("windows", 2), ("heads", 2)):
-            object.__setattr__(self, name, _counts(name, getattr(self, name), length))
-        share = self.drop_path
-        if not is_number(share) or not 0 <= share < 1:
-            raise ValueError(f"drop_path is {share!r}; it may be in [0, 1)")
+            object.__setattr__(self, name, _check_ints(name, getattr(self, name), length))
+        check_bool("fit_windows", self.fit_windows)
+        check_number("drop_path", self.drop_path, 0, 1, open_high=True)
+        check_choice("momentum", self.momentum, MOMENTUM_VARIANTS)
         self._check_widths()
 
     def _check_widths(self) -> None:
         for stage, heads in zip(WINDOWED, self.heads, strict=True):
             dim = self.dims[stage]
             if dim % 2:
-                raise ValueError(f"dims[{stage}] is {dim}; it may be even, for a mixer cuts its channels in two")
+                raise ValueError(f"dims[{stage}] must be even, as a mixer splits its channels in two, got {dim}")
             if dim % heads:
-                raise ValueError(f"heads has {heads}; it may be a divisor of dims[{stage}] = {dim}")
+                raise ValueError(f"heads must divide dims[{stage}] = {dim}, got {heads}")
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Pixels of the image between two positions of each stage's map."""
+        """Image pixels between neighboring positions of each stage's map."""
         first = self.stem_strides[0] * self.stem_strides[1]
         return tuple(first * 2**stage for stage in range(STAGES))
 
     def mixers(self, stage: int) -> int:
-        """How many blocks of a stage have a mixer; the attention blocks follow them."""
+        """Return the number of mixer blocks in a stage; the attention blocks follow them."""
         return (self.depths[stage] + 1) // 2 if stage in WINDOWED else 0
 
     def ssm_dims(self) -> dict[str, Any]:
-        """Arguments of the layer that stands in for the SSM of Mamba.
+        """Return the arguments of the layer that replaces Mamba's SSM.
 
-        The mixer has convolved its input already, so that layer's own filters have one tap.
+        The mixer has already convolved its input, so that layer's own filters have length 1.
         """
-        shell: dict[str, Any] = {"d_state": self.d_state, "expand": 1}
-        own = {"mamba2": shell, "longhorn": shell}.get(self.backbone, {"num_heads": self.memory_heads})
-        return {**own, "conv_size": 1, "momentum": self.momentum}
+        mamba: dict[str, Any] = {"d_state": self.d_state, "expand": 1}
+        dims = {"mamba2": mamba, "longhorn": mamba}.get(self.backbone, {"num_heads": self.memory_heads})
+        return {**dims, "conv_size": 1, "momentum": self.momentum}
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not is_int(value, least):
-        raise ValueError(f"{name} is {value!r}; it may be an integer >= {least}")
-
-
-def _counts(name: str, values: Any, length: int) -> tuple[int, ...]:
-    """As a tuple, which a recipe or JSON gives as a list."""
-    if not isinstance(values, (tuple, list)) or len(values) != length:
-        raise ValueError(f"{name} is {values!r}; it may be {length} integers >= 1")
-    for value in values:
-        _check_count(f"{name}, {tuple(values)}, has a part that", value, 1)
-    return tuple(values)
+def _check_ints(name: str, values: Any, length: int) -> tuple[int, ...]:
+    """Check that there are `length` positive integers, and return them as a tuple (recipes and JSON have lists)."""
+    if not isinstance(values, (tuple, list)):
+        raise TypeError(f"{name} must be {length} integers >= 1, got {values!r}")
+    if len(values) != length:
+        raise ValueError(f"{name} must be {length} integers >= 1, got {values!r}")
+    return tuple(check_int(f"{name}[{i}]", value, 1) for i, value in enumerate(values))

@@ -1,15 +1,19 @@
-"""The mixer of a MambaVision block: an SSM on one half of the channels, beside a half that goes around it.
+"""The mixer of a MambaVision block: an SSM on one half of the channels, next to a half that bypasses it.
 
-    x, z = in_proj(u);   x = silu(conv(x)), z = silu(conv(z));   out = out_proj([ssm(x), z])
+    x, z    = in_proj(u);   x = silu(conv(x)),   z = silu(conv(z))
+    out     = out_proj([ssm(x), z])
 
     u, out      `[B, L, d]`, the L positions of a window in raster order
-    x, z        `[B, L, h]`, h = d / 2; the filters reach to both sides
+    x, z        `[B, L, h]`, h = d / 2; the filters see both sides
 
-With Mamba the SSM is, as in the release and under its names,
+With Mamba the SSM is that of the release, with its parameter names:
 
-    dt, B, C = x_proj(x);   dt = softplus(dt_proj(dt) + dt_proj.bias);   ssm(x) = scan(x, dt, A, B, C) + D x
+    dt, B, C = x_proj(x);   dt = softplus(dt_proj(dt) + dt_proj.bias);   A = -exp(A_log)
+    M_t      = gamma_t M_{t-1} + NS(tau (dt_t x_t) B_t^T)
+    S_t      = exp(dt_t A) * S_{t-1} + M_t
+    ssm(x)_t = S_t C_t + D x_t
 
-Every other backbone puts its whole layer of `muonssm.layers`, h wide, in the place of the SSM.
+Every other backbone uses its whole layer of `muonssm.layers`, h wide, as the SSM.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from .config import VisionConfig
 
 
 class VisionMixer(nn.Module, ABC):
-    """What all backbones share; each adds `ssm`."""
+    """What all backbones share; each implements `ssm`."""
 
     def __init__(self, dim: int, config: VisionConfig) -> None:
         super().__init__()
@@ -42,17 +46,17 @@ class VisionMixer(nn.Module, ABC):
 
     @abstractmethod
     def ssm(self, x: Tensor) -> Tensor:
-        """What the memory makes of x, `[B, L, h]` both."""
+        """Apply the memory to x `[B, L, h]`; the output has the same shape."""
 
     def forward(self, u: Tensor) -> Tensor:
-        filters = torch.cat([self.conv1d_x.weight, self.conv1d_z.weight])  # both halves in one go
+        filters = torch.cat([self.conv1d_x.weight, self.conv1d_z.weight])  # one convolution for both halves
         xz = F.conv1d(self.in_proj(u).mT, filters, padding="same", groups=filters.shape[0])
         x, z = F.silu(xz.mT).chunk(2, dim=-1)
         return self.out_proj(torch.cat([self.ssm(x), z], dim=-1))
 
 
 class MambaVisionMixer(VisionMixer):
-    """With Mamba's scan; parameters are named and shaped as in the release, so its weights go in as they are."""
+    """A mixer with Mamba's scan; parameters have the names and shapes of the release, so its weights load unchanged."""
 
     def __init__(self, dim: int, config: VisionConfig) -> None:
         super().__init__(dim, config)
@@ -63,13 +67,13 @@ class MambaVisionMixer(VisionMixer):
         self.A_log = nn.Parameter(torch.arange(1, N + 1, dtype=torch.float32).repeat(half, 1).log())
         self.D = nn.Parameter(torch.ones(half))
         self.momentum = Momentum(half, 1, config.muon, config.momentum)
-        self.impl = "auto"  # of the scan, as in `Mixer`
+        self.impl = "auto"  # implementation of the scan, as in `Mixer`
 
     def ssm(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         dt, B, C = self.x_proj(x).split(self.splits, dim=-1)
-        # The release adds the bias in the projection and again in the scan. Its weights were trained so, and the paper
-        # builds on it: so do we. It changes what is learned no more than another learning rate for the bias would.
+        # The release adds the bias in the projection and again in the scan, its weights were trained that way, and the
+        # paper builds on it. Doubling the bias has no more effect on training than doubling its learning rate.
         bias = 2 * self.dt_proj.bias.to(dtype)
         dt = F.softplus(F.linear(dt, self.dt_proj.weight).to(dtype) + bias)
         muon = self.momentum(self.momentum.gate(x))
@@ -78,7 +82,7 @@ class MambaVisionMixer(VisionMixer):
 
 
 class LayerMixer(VisionMixer):
-    """With any layer of `muonssm.layers`: x makes queries, keys, values and gates; the answer is gated by x too."""
+    """A mixer with a layer of `muonssm.layers` as its SSM."""
 
     def __init__(self, dim: int, config: VisionConfig) -> None:
         super().__init__(dim, config)
@@ -89,5 +93,5 @@ class LayerMixer(VisionMixer):
 
 
 def vision_mixer(dim: int, config: VisionConfig) -> VisionMixer:
-    """The mixer of a block, `dim` channels wide."""
+    """Build the mixer of a block with `dim` channels."""
     return MambaVisionMixer(dim, config) if config.backbone == "mamba" else LayerMixer(dim, config)

@@ -1,15 +1,19 @@
 """MambaVision: two stages of convolutions, two of mixers and attention in windows, and a linear head.
 
-    h = stem(x);   in each stage h = blocks(h), between stages h = downsample(h);   logits = head(mean(BN(h)))
+    h       = stem(x)
+    h       = blocks(h) in each stage,   h = downsample(h) between stages
+    logits  = head(mean(BN(h)))
 
     x           `[B, in_channels, H, W]`, of any height and width
     stages      `[B, dims[i], ceil(H / strides[i]), ceil(W / strides[i])]`
     logits      `[B, num_classes]`
 
-Names and shapes of all parameters are those of the release of MambaVision; see `published` for its weights.
+Parameters have the names and shapes of MambaVision's release; `released_weights.py` loads its checkpoints.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +44,14 @@ class Stem(nn.Module):
 
 
 class MambaVision(nn.Module):
-    """The network; `forward` gives logits, `forward_features` the maps of the four stages."""
+    """The network; `forward` returns logits, `forward_features` the maps of the four stages."""
+
+    _no_split_modules: ClassVar[list[str]] = ["ConvBlock", "TokenBlock"]  # what FSDP wraps, as in transformers
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         if not isinstance(config, VisionConfig):
-            raise TypeError(f"config is of type {type(config).__name__}; it may be a VisionConfig")
+            raise TypeError(f"config must be a VisionConfig, got {type(config).__name__}")
         self.sizes = config
         self.num_features = config.dims[-1]
         self.patch_embed = Stem(config)
@@ -53,23 +59,23 @@ class MambaVision(nn.Module):
         self.levels = nn.ModuleList(Stage(config, i, shares[i].tolist()) for i in range(STAGES))
         self.norm = nn.BatchNorm2d(self.num_features)
         self.head = self.make_head(config.num_classes)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def make_head(self, num_classes: int) -> nn.Module:
-        """A new classifier; for no classes, none."""
+        """Make a new classifier; `nn.Identity` for 0 classes."""
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        return head.apply(_initialise)
+        return head.apply(_initialize)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits `[B, num_classes]`, or what the head would see `[B, dims[-1]]` where there is none."""
+        """Compute logits `[B, num_classes]`, or the pooled features `[B, dims[-1]]` without a head."""
         return self.head(self.norm(self.stages(x)[-1]).mean(dim=(2, 3)))
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
-        """The maps of the four stages, before their downsampling; for detection and segmentation."""
+        """Compute the maps of the four stages, before downsampling, for detection and segmentation."""
         return self.stages(x)
 
     def stages(self, x: Tensor) -> list[Tensor]:
-        """What `forward_features` gives; that name has another meaning in timm."""
+        """Compute the maps of the four stages; timm gives the name `forward_features` another meaning."""
         self._check(x)
         h, maps = self.patch_embed(x), []
         for level in self.levels:
@@ -80,23 +86,21 @@ class MambaVision(nn.Module):
         return maps
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay should leave alone (timm asks by this name)."""
+        """Name the parameters without weight decay (timm calls this method)."""
         return {name for name, _ in self.named_parameters() if name.endswith(tuple(f".{end}" for end in NO_DECAY))}
 
     def _check(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is of type {type(x).__name__}; it may be a tensor [B, channels, height, width]")
+            raise TypeError(f"x must be a tensor [B, channels, height, width], got {type(x).__name__}")
         channels = self.sizes.in_channels
         if x.ndim != 4 or x.shape[1] != channels or 0 in x.shape:
-            raise ValueError(
-                f"x has shape {list(x.shape)}; it may be [B, channels, height, width], channels = {channels}, all > 0"
-            )
+            raise ValueError(f"x must have shape [B, {channels}, height, width], all > 0, got {list(x.shape)}")
 
 
-def _initialise(module: nn.Module) -> None:
-    """Linear layers N(0, 0.02), their biases 0, as in the release: Mamba's step sizes too.
+def _initialize(module: nn.Module) -> None:
+    """Draw linear layers from N(0, 0.02) with biases of 0, as the release does, also for Mamba's step sizes.
 
-    Convolutions and norms start as in torch, and what a layer of `muonssm.layers` has beside linear ones as there.
+    Convolutions and norms keep torch's initial values, other parameters of `muonssm.layers` keep theirs.
     """
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)

@@ -1,7 +1,8 @@
-"""The sizes that have names: `tiny` as published, and `micro` for small images and CPUs."""
+"""Named sizes: `tiny` as published, and `micro` for small images and CPUs."""
 
 from __future__ import annotations
 
+from muonssm.checks import check_choice
 from muonssm.ops import Muon
 
 from .config import VisionConfig
@@ -19,12 +20,11 @@ def vision_config(
     drop_path: float | None = None,
     momentum: str = "fixed",
 ) -> VisionConfig:
-    """The configuration of a size in `SIZES`; `drop_path` None is that size's own."""
+    """Build the configuration of a size in `SIZES`; `drop_path` None is that size's default."""
+    check_choice("size", size, SIZES)
     if size == "tiny":
         share = 0.2 if drop_path is None else drop_path
         return VisionConfig(backbone, muon, num_classes, in_channels, drop_path=share, momentum=momentum)
-    if size != "micro":
-        raise ValueError(f"size is {size!r}; it may be one of {SIZES}")
     # Strides 2 to 16 where tiny has 4 to 32: an image of 28 pixels still has maps of 14, 7, 4 and 2.
     return VisionConfig(
         backbone, muon, num_classes, in_channels, depths=(1, 1, 2, 2), dims=(16, 32, 64, 128), stem=16,
@@ -41,7 +41,7 @@ def mambavision_tiny(
     drop_path: float = 0.2,
     momentum: str = "fixed",
 ) -> MambaVision:
-    """MambaVision-T: 31.8 M parameters, strides 4 to 32, windows that span the maps of 224 x 224 pixels.
+    """Build MambaVision-T: 31.8 M parameters, strides 4 to 32, windows that span the maps of 224 x 224 pixels.
 
     Args:
         backbone: a name in `muonssm.layers.BACKBONES`.
@@ -60,7 +60,7 @@ def mambavision_micro(
     drop_path: float = 0.0,
     momentum: str = "fixed",
 ) -> MambaVision:
-    """The same for images of 28 to some 200 pixels and a CPU: 0.6 M parameters, strides 2 to 16.
+    """Build a small MambaVision for images of 28 to about 200 pixels and a CPU: 0.6 M parameters, strides 2 to 16.
 
     The arguments are those of `mambavision_tiny`.
     """

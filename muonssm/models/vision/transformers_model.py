@@ -1,8 +1,7 @@
-"""MambaVision as a backbone of transformers: `AutoBackbone` and whatever takes one, such as UperNet, know it once this
-module is imported.
+"""MambaVision as a transformers backbone; importing this module registers it with `AutoBackbone`.
 
-    backbone = MambaVisionBackboneConfig.of(vision_config("tiny"), out_features=["stage1", ..., "stage4"])
-    UperNetForSemanticSegmentation(UperNetConfig(backbone_config=backbone, num_labels=150))
+backbone = MambaVisionBackboneConfig.of(vision_config("tiny"), out_features=["stage1", ..., "stage4"])
+UperNetForSemanticSegmentation(UperNetConfig(backbone_config=backbone, num_labels=150))
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ STAGE_NAMES = [f"stage{number}" for number in range(1, STAGES + 1)]
 
 
 class MambaVisionBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
-    """The fields of `VisionConfig`, except for its classes; `muon` is a dict of settings, True or False.
+    """The fields of `VisionConfig` except `num_classes`; `muon` is a dict of settings, True or False.
 
-    `out_features` are names of stages, `"stage1"` to `"stage4"` (`out_indices`: 0 to 3); the last one by default.
+    `out_features` are names of stages, `"stage1"` to `"stage4"` (`out_indices`: 0 to 3); the last stage by default.
     """
 
     model_type = "muonssm_mambavision"
@@ -54,7 +53,7 @@ class MambaVisionBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **others: Any) -> None:
         self.muon = muon_settings(self.muon)
-        self.build()  # says what is wrong
+        self.build()  # checks the fields
         self.stage_names = list(STAGE_NAMES)
         features, indices = others.pop("out_features", None), others.pop("out_indices", None)
         self.set_output_features_output_indices(features, indices)
@@ -62,18 +61,18 @@ class MambaVisionBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def of(cls, config: VisionConfig, out_features: Sequence[str] = STAGE_NAMES) -> MambaVisionBackboneConfig:
-        """From a configuration of the network."""
+        """Convert a `VisionConfig`."""
         values = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "num_classes"}
         return cls(**values, out_features=list(out_features))  # type: ignore[call-arg]  # one of `others`
 
     def build(self) -> VisionConfig:
-        """The configuration of the network."""
+        """Build the `VisionConfig`."""
         values = {f.name: getattr(self, f.name) for f in fields(VisionConfig) if f.name not in ("num_classes", "muon")}
         return VisionConfig(**values, muon=as_muon(self.muon), num_classes=0)
 
 
 class MambaVisionBackbone(BackboneMixin, PreTrainedModel):
-    """The maps of the stages named in the configuration, each through its norm."""
+    """Compute the maps of the stages `out_features`, each through its own norm."""
 
     config: MambaVisionBackboneConfig
     config_class = MambaVisionBackboneConfig
@@ -81,7 +80,7 @@ class MambaVisionBackbone(BackboneMixin, PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ["image"]  # noqa: RUF012
     has_attentions = False
-    _no_split_modules = ["Stage"]  # noqa: RUF012  transformers wants a list
+    _no_split_modules = VisionFeatures._no_split_modules
 
     def __init__(self, config: MambaVisionBackboneConfig) -> None:
         super().__init__(config)
@@ -93,12 +92,12 @@ class MambaVisionBackbone(BackboneMixin, PreTrainedModel):
         return VisionFeatures(self.config.build(), self.config.out_indices)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        """As for transformers' own models: `_init_weights` looks at each parameter's flag itself."""
+        """Treat the model like transformers' own: `_init_weights` checks each parameter's flag itself."""
         super()._initialize_weights(module, is_custom_code=False)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Everything as the network starts, where a checkpoint has it not."""
+        """Give parameters that a checkpoint lacks the network's initial values."""
         if isinstance(module, VisionFeatures):
             fresh = self._make().state_dict()
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -111,7 +110,7 @@ class MambaVisionBackbone(BackboneMixin, PreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> BackboneOutput | tuple[tuple[Tensor, ...]]:
-        """Images `[B, in_channels, H, W]` to `feature_maps`; `hidden_states` are these again."""
+        """Compute `feature_maps` of images `[B, in_channels, H, W]`; `hidden_states` are the same maps."""
         maps = tuple(self.features(pixel_values))
         if return_dict is False:
             return (maps,)

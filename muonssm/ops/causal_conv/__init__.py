@@ -1,4 +1,10 @@
-"""`causal_convolution`: the short depthwise convolution that mixers put before their memory."""
+"""`causal_convolution`: the short depthwise convolution that mixers put before their memory.
+
+x, y     [B, L, C]       C channels
+weight   [C, 1, K]       one filter of K taps per channel
+bias     [C]
+tail     [B, K - 1, C]   the inputs before the sequence; `[N, K - 1, C]` for N packed sequences
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,14 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, validate
+from ..decoding import is_one_step
 from ..dtypes import compute_dtype, full_precision
+from ..tracing import is_transformed
 from . import shifts
-
-LONGEST = 64  # of a filter, a limit of csrc/convolution.h
 
 
 class Convolved(NamedTuple):
-    """Outputs `[B, L, C]`, and the last K - 1 inputs of every sequence `[B, K - 1, C]` for its continuation."""
+    """The outputs y, and the last K - 1 inputs of every sequence, which continue it as its next tail."""
 
     y: Tensor
     tail: Tensor
@@ -31,33 +37,35 @@ def causal_convolution(
     activation: str | None = "silu",
     impl: str = "auto",
 ) -> Convolved:
-    """One causal filter a channel, then the activation.
+    """Apply one causal filter per channel, then the activation.
 
         y_t = silu(bias + sum_j weight_j x_{t-K+1+j}),     j = 0 .. K-1
 
     Args:
-        x: `[B, L, C]`.
-        weight: `[C, 1, K]`, as `nn.Conv1d` has it; bias `[C]` or None.
-        tail: what stands before each sequence, `[B, K - 1, C]` (`[N, ...]` for N packed ones); None is zeros.
-        cu_seqlens: bounds of sequences packed into one row, as in `muon_memory`; no filter reaches across one.
+        x: inputs `[B, L, C]`.
+        weight: `[C, 1, K]`, the layout of `nn.Conv1d`.
+        bias: `[C]` or None.
+        tail: inputs before each sequence, `[B, K - 1, C]` (`[N, K - 1, C]` for N packed sequences); None for zeros.
+        cu_seqlens: bounds of packed sequences, as in `muon_memory`; no filter reaches across a bound.
         activation: `"silu"` or None.
-        impl: `"auto"` and `"native"` use the C++ kernel where it serves; every other name is torch, for any derivative.
+        impl: `"auto"` and `"native"` use the C++ kernel if it supports the call; every other name uses torch.
 
-    Sums are in float32 (float64 if x or weight is); y and the new tail have x's dtype.
+    Returns:
+        y `[B, L, C]` and the new tail, in x's dtype. Sums are in float32, or float64 if x or weight is.
     """
     if activation not in ("silu", None):
-        raise ValueError(f"activation is {activation!r}; it may be 'silu' or None")
+        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
     channels, _, K = weight.shape
     if x.ndim != 3 or x.shape[2] != channels:
-        raise ValueError(f"x has shape {list(x.shape)}; it may be [B, L, {channels}] for {channels} filters")
+        raise ValueError(f"x must have shape [B, L, {channels}] for {channels} filters, got {list(x.shape)}")
     lengths = validate.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
     sequences = x.shape[0] if lengths is None else len(lengths)
     if tail is None:
         tail = x.new_zeros(sequences, K - 1, channels)
     elif tuple(tail.shape) != (sequences, K - 1, channels):
-        raise ValueError(f"tail has shape {list(tail.shape)}; it may be {[sequences, K - 1, channels]}")
+        raise ValueError(f"tail must have shape {[sequences, K - 1, channels]}, got {list(tail.shape)}")
     tail = tail.to(x.dtype)
-    if x.shape[1] == 1 and cu_seqlens is None and x.dtype == weight.dtype in (torch.float32, torch.float64):
+    if is_one_step(x.shape[1], cu_seqlens is not None) and x.dtype == weight.dtype in (torch.float32, torch.float64):
         return Convolved(*shifts.step(x, weight, bias, tail, activation))
     with full_precision(x.device):
         if impl in ("auto", "native") and _has_kernel(x, weight):
@@ -71,8 +79,8 @@ def causal_convolution(
 
 
 def _has_kernel(x: Tensor, weight: Tensor) -> bool:
-    """Whether the C++ kernel serves this call: otherwise shifted products do, on any device."""
-    if x.device.type != "cpu" or weight.shape[2] > LONGEST or validate.is_transformed() or not x.numel():
+    """Return whether the C++ kernel supports the call; otherwise shifted products compute it, on any device."""
+    if x.device.type != "cpu" or weight.shape[2] > cpu_library.LONGEST_FILTER or is_transformed() or not x.numel():
         return False
     return cpu_library.unavailable() is None and (x.dtype == torch.float64) == (
         compute_dtype(x, weight) == torch.float64

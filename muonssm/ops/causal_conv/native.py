@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import cpu_library
+from .. import cpu_library, launch
 from ..dtypes import widen
 
 
@@ -21,10 +21,10 @@ def convolve(
         x = x.contiguous()
     weight = widen(weight, dtype).reshape(C, -1).contiguous()
     bias = weight.new_zeros(C) if bias is None else widen(bias, dtype).contiguous()
-    offsets = cpu_library.sequence_offsets(B, L, cu_seqlens)
+    offsets = launch.sequence_offsets(B, L, cu_seqlens)
     tensors = [x, weight, bias, tail.contiguous()]
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    function = convolution_native if recorded or not cpu_library.is_plain(x) else _forward
+    recorded = launch.records_gradients(tensors)
+    function = convolution_native if recorded or not launch.is_eager(x) else _forward
     return function(tensors, offsets, activation == "silu")
 
 
@@ -32,18 +32,18 @@ def _arguments(tensors: list[Tensor], offsets: Tensor, silu: bool) -> cpu_librar
     x, weight, bias, tail = tensors
     step = x.stride(1) if x.shape[1] > 1 else x.stride(0) if x.shape[0] > 1 else x.shape[2]
     a = cpu_library.ConvolutionArguments(
-        cpu_library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, *weight.shape, step, silu
+        launch.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, *weight.shape, step, silu
     )
-    a.offsets, a.x, a.tail = offsets.data_ptr(), x.data_ptr(), cpu_library.address(tail)
+    a.offsets, a.x, a.tail = offsets.data_ptr(), x.data_ptr(), launch.address(tail)
     a.weight, a.bias = weight.data_ptr(), bias.data_ptr()
     return a
 
 
 def _forward(tensors: list[Tensor], offsets: Tensor, silu: bool) -> Tensor:
-    y = cpu_library.empty(tensors[0], tensors[0].shape)
+    y = launch.empty(tensors[0], tensors[0].shape)
     a = _arguments(tensors, offsets, silu)
     a.y = y.data_ptr()
-    cpu_library.call("convolution", "forward", a)
+    cpu_library.call("convolution_forward", a)
     return y
 
 
@@ -59,11 +59,11 @@ def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
 def _convolution_native_backward(dy: Tensor, tensors: list[Tensor], offsets: Tensor, silu: bool) -> list[Tensor]:
     """Gradients of x, weight, bias and tail."""
     dy = dy.contiguous()
-    out = [cpu_library.empty(t, t.shape) for t in tensors]
+    out = [launch.empty(t, t.shape) for t in tensors]
     a = _arguments(tensors, offsets, silu)
     a.dy, a.dx, a.dweight, a.dbias = (t.data_ptr() for t in (dy, *out[:3]))
-    a.dtail = cpu_library.address(out[3])
-    cpu_library.call("convolution", "backward", a)
+    a.dtail = launch.address(out[3])
+    cpu_library.call("convolution_backward", a)
     return out
 
 

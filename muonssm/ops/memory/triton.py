@@ -18,10 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import cpu_library
+from .. import launch
 from ..muon import Muon
 from ..triton import config, support
-from .fused import fused
 from .kernels import common
 from .kernels.aot import KERNELS
 
@@ -30,7 +29,7 @@ BY_COLUMNS = ("memory_states", "memory_backward_states", "memory_output", "memor
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-def run_fused(
+def run_raw(
     inputs: tuple[Tensor, ...],
     eta: float,
     muon: Muon,
@@ -40,11 +39,9 @@ def run_fused(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y `[B, L, H, d]` in v's dtype and the last S, M in float32, from q, k, v, log_alpha, beta as they came."""
     v = inputs[2]
-    call = fused(inputs, eta, muon, state, cu_seqlens, dtype)
-    function = memory_triton if call.recorded or not cpu_library.is_plain(v) else _forward
-    y, S, M = function(
-        call.tensors, call.S, call.M, call.offsets, *call.settings, call.recorded or cu_seqlens is not None
-    )
+    call = launch.prepare_memory(inputs, eta, muon, state, cu_seqlens, dtype)
+    function = memory_triton if call.recorded or not launch.is_eager(v) else _forward
+    y, S, M = function(call.tensors, call.S, call.M, call.offsets, *call.settings, call.step)
     return y.to(v.dtype), S, M
 
 
@@ -163,15 +160,15 @@ def _forward(
     eta: float,
     momentum: bool,
     write: list[float],
-    chunked: bool,
+    step: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, S, M; by the single-step kernel where every sequence has one step and `chunked` does not forbid it."""
+    """Return y, S, M; `step` asks for the single-step kernel."""
     call = _Call(inputs, tuple(offsets.tolist()), eta, momentum, write)
     N, H, d, m = call.sizes
     v = inputs[2]
     y = torch.empty_like(v)
     S, M = (v.new_empty((N, H, d, m), dtype=torch.float32) for _ in range(2))
-    if N and v.shape[1] == 1 and not chunked:
+    if N and step:
         call.launch("memory_step", N * H, S0=S0, M0=M0, y=y, S_end=S, M_end=M, STATE=S0 is not None)
     elif N:
         kept = _states(call, S0, M0, S, M, None)
@@ -184,7 +181,7 @@ memory_triton = torch.library.custom_op("muonssm::memory_triton", _forward, muta
 
 
 @memory_triton.register_fake
-def _(inputs, S0, M0, offsets, eta, momentum, write, chunked):  # type: ignore[no-untyped-def]
+def _(inputs, S0, M0, offsets, eta, momentum, write, step):  # type: ignore[no-untyped-def]
     q, _, v, *_ = inputs
     state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
     return torch.empty_like(v), *(v.new_empty(state, dtype=torch.float32) for _ in range(2))
@@ -248,7 +245,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, S0, M0, offsets = ctx.saved_tensors
     q, _, v, _, beta, gamma = inputs
     state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
-    grads = cpu_library.materialize(given, (v, beta, beta), (v.shape, state, state))
+    grads = launch.materialize(given, (v, beta, beta), (v.shape, state, state))
     eta, momentum, write = ctx.settings
     momentum = momentum or given[2] is not None  # with gamma 0 the kernels without momentum know only of the last M
     dgamma = ctx.needs_input_grad[0][5]

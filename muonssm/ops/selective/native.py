@@ -1,6 +1,11 @@
 """The diagonal recurrence by the C++ kernels in `csrc/`: forward, backward and single step, on raw inputs.
 
-Casts, the scale of the write and packed sequences are the kernels' own business: see csrc/selective.h.
+The kernels do casts, the scale of the write and packed sequences themselves: see csrc/selective.h.
+
+    inputs           x, dt [B, L, D];  B, C [B, L, N];  gamma [B, L, 1] with ones
+    A                [D, N], or None for LongHorn's gate
+    S0, M0, S, M     [sequences, D, N]
+    S_saved, M_saved [segments, padded D * padded N], states before every 64 steps, for the backward pass
 """
 
 from __future__ import annotations
@@ -11,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import cpu_library
-from ..dtypes import gamma_tensor, widen
+from .. import cpu_library, launch
+from ..cpu_library import CHANNEL_GROUP
+from ..dtypes import widen
 from ..muon import Muon
 
-GROUP = 64  # channels of a task, as in csrc/selective.h
 
-
-def run_fused(
+def run_raw(
     inputs: tuple[Tensor, ...],
     A: Tensor | None,
     muon: Muon,
@@ -26,18 +30,13 @@ def run_fused(
     cu_seqlens: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, D]` in x's dtype and the last S, M in `dtype`, from x, dt, B, C as they came."""
+    """Return y `[B, L, D]` in x's dtype and the last S, M in `dtype`, from the caller's x, dt, B, C."""
     x = inputs[0]
-    vectors = cpu_library.common_dtype(inputs, dtype)
-    wide_A = None if A is None else widen(A, dtype).contiguous()
-    gamma = gamma_tensor(muon.gamma, dtype, x.device).contiguous()
-    S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)
-    tensors = [*vectors, gamma]
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, wide_A, S, M))
-    offsets = cpu_library.sequence_offsets(x.shape[0], x.shape[1], cu_seqlens)
-    function = selective_native if recorded or not cpu_library.is_plain(x) else _forward
-    settings = (cpu_library.has_momentum(muon), cpu_library.write_numbers(muon))
-    y, S, M, *_ = function(tensors, wide_A, S, M, offsets, *settings, recorded)
+    vectors, wide_A = launch.common_dtype(inputs, dtype), None if A is None else widen(A, dtype)
+    call = launch.prepare_selective(vectors, wide_A, muon, state, cu_seqlens is not None, dtype)
+    offsets = launch.sequence_offsets(x.shape[0], x.shape[1], cu_seqlens)
+    function = selective_native if call.recorded or not launch.is_eager(x) else _forward
+    y, S, M, *_ = function(call.tensors, call.A, call.S, call.M, offsets, *call.settings, call.recorded, call.step)
     return y.to(x.dtype), S, M
 
 
@@ -46,19 +45,19 @@ def _arguments(
 ) -> cpu_library.SelectiveArguments:
     x, _, B, _, gamma = inputs
     a = cpu_library.SelectiveArguments(
-        cpu_library.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, x.shape[2], B.shape[2], momentum
+        launch.INPUT_TYPES[x.dtype], torch.get_num_threads(), offsets.numel() - 1, x.shape[2], B.shape[2], momentum
     )
     a.gamma_step = int(gamma.numel() > 1)
-    a.write, a.offsets, a.A = cpu_library.make_write(write), offsets.data_ptr(), cpu_library.address(A)
+    a.write, a.offsets, a.A = launch.write_struct(write), offsets.data_ptr(), launch.address(A)
     a.x, a.dt, a.B, a.C, a.gamma = (t.data_ptr() for t in inputs)
     return a
 
 
 def _shapes(x: Tensor, B: Tensor, gamma: Tensor, offsets: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a state, and of the saved ones."""
+    """Return the shapes of a state and of the saved states."""
     (batch, L, D), N, sequences = x.shape, B.shape[2], offsets.numel() - 1
-    channels = (D + GROUP - 1) // GROUP * GROUP
-    saved = (cpu_library.saved_segments(batch * L, sequences), channels * cpu_library.padded(N, gamma.dtype))
+    channels = (D + CHANNEL_GROUP - 1) // CHANNEL_GROUP * CHANNEL_GROUP
+    saved = (launch.saved_segments(batch * L, sequences), channels * launch.padded(N, gamma.dtype))
     return (sequences, D, N), saved
 
 
@@ -71,16 +70,17 @@ def _forward(
     momentum: bool,
     write: list[float],
     save: bool,
+    step: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, S, M, and with `save` what the backward pass needs: the states before every 64 steps."""
+    """Return y, S, M, S_saved, M_saved, the last two empty unless `save`; `step` asks for the single-step kernel."""
     x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
-    y, S, M = cpu_library.empty(x, x.shape), gamma.new_empty(state), gamma.new_empty(state)
-    S_saved, M_saved = (cpu_library.empty(gamma, saved if kept else 0) for kept in (save, save and momentum))
+    y, S, M = launch.empty(x, x.shape), gamma.new_empty(state), gamma.new_empty(state)
+    S_saved, M_saved = (launch.empty(gamma, saved if kept else 0) for kept in (save, save and momentum))
     a = _arguments(inputs, A, offsets, momentum, write)
-    a.S0, a.M0, a.y, a.S, a.M = (cpu_library.address(t) for t in (S0, M0, y, S, M))
-    a.S_saved, a.M_saved = cpu_library.address(S_saved), cpu_library.address(M_saved)
-    cpu_library.call("selective", "forward" if save or x.shape[1] != 1 else "step", a)
+    a.S0, a.M0, a.y, a.S, a.M = (launch.address(t) for t in (S0, M0, y, S, M))
+    a.S_saved, a.M_saved = launch.address(S_saved), launch.address(M_saved)
+    cpu_library.call("selective_step" if step else "selective_forward", a)
     return y, S, M, S_saved, M_saved
 
 
@@ -88,7 +88,7 @@ selective_native = torch.library.custom_op("muonssm::selective_native", _forward
 
 
 @selective_native.register_fake
-def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-untyped-def]
+def _(inputs, A, S0, M0, offsets, momentum, write, save, step):  # type: ignore[no-untyped-def]
     x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))
@@ -106,15 +106,15 @@ def _selective_native_backward(
     write: list[float],
     dgamma: bool,
 ) -> list[Tensor]:
-    """Gradients of x, dt, B, C, A (empty where A is None), gamma (empty unless asked for), S0, M0."""
-    out = _gradients(grads, inputs, A, dgamma, cpu_library.empty)
+    """Return the gradients of x, dt, B, C, A (empty if A is None), gamma (empty unless `dgamma`), S0, M0."""
+    out = _gradients(grads, inputs, A, dgamma, launch.empty)
     a = _arguments(inputs, A, offsets, momentum, write)
     dy, dS, dM = (t.contiguous() for t in grads)
     a.dy, a.dS, a.dM = dy.data_ptr(), dS.data_ptr(), dM.data_ptr()
-    a.S_saved, a.M_saved = (cpu_library.address(t) for t in saved)
-    a.dx, a.ddt, a.dB, a.dC, a.dA, a.dgamma, a.dS0, a.dM0 = (cpu_library.address(t) for t in out)
-    cpu_library.call("selective", "backward", a)
-    return [*(cpu_library.narrow_gradient(t, inputs[0].dtype) for t in out[:4]), *out[4:]]
+    a.S_saved, a.M_saved = (launch.address(t) for t in saved)
+    a.dx, a.ddt, a.dB, a.dC, a.dA, a.dgamma, a.dS0, a.dM0 = (launch.address(t) for t in out)
+    cpu_library.call("selective_backward", a)
+    return [*(launch.narrow_gradient(t, inputs[0].dtype) for t in out[:4]), *out[4:]]
 
 
 @_selective_native_backward.register_fake
@@ -130,7 +130,7 @@ def _gradients(
     dgamma: bool,
     empty: Callable[..., Tensor] = Tensor.new_empty,
 ) -> list[Tensor]:
-    """Empty tensors for the gradients, in the dtype of computation."""
+    """Allocate the gradients in the dtype of computation."""
     x, dt, B, C, gamma = inputs
     sizes: list[Any] = [x.shape, dt.shape, B.shape, C.shape, 0 if A is None else A.shape]
     sizes += [(x.shape[0], x.shape[1], 1) if dgamma else 0, grads[1].shape, grads[2].shape]
@@ -138,7 +138,7 @@ def _gradients(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, A, S0, _, offsets, momentum, write, _ = inputs
+    tensors, A, S0, _, offsets, momentum, write, _, _ = inputs
     ctx.save_for_backward(*tensors, A, offsets, *output[3:])
     ctx.settings, ctx.stateless = (momentum, write), S0 is None
     ctx.set_materialize_grads(False)  # the saved states are large, and nothing differentiates them
@@ -148,13 +148,13 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, A, offsets, S_saved, M_saved = ctx.saved_tensors
     x, _, B, _, gamma = inputs
     state, _ = _shapes(x, B, gamma, offsets)
-    grads = cpu_library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
+    grads = launch.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
     dgamma, saved = ctx.needs_input_grad[0][4], [S_saved, M_saved]
     results = _selective_native_backward(grads, inputs, A, saved, offsets, *ctx.settings, dgamma)
     *first, dA, by_gamma, dS0, dM0 = results
     by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None
     states = (None, None) if ctx.stateless else (dS0, dM0)
-    return [*first, by_gamma], None if A is None else dA, *states, None, None, None, None
+    return [*first, by_gamma], None if A is None else dA, *states, None, None, None, None, None
 
 
 selective_native.register_autograd(_backward, setup_context=_save)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import cpu_library
-from ..dtypes import gamma_tensor, widen
+from .. import launch
 from ..muon import Muon
 from ..triton import config, support
 from .kernels import bwd_scan as backward_kernels
@@ -23,7 +22,7 @@ from .kernels.step import step as step_kernel
 from .kernels.write_scale import Norms, Rows, Shape, Write, finish, write_scales
 
 
-def run_fused(
+def run_raw(
     inputs: tuple[Tensor, ...],
     A: Tensor | None,
     muon: Muon,
@@ -31,17 +30,12 @@ def run_fused(
     cu_seqlens: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, D]` in x's dtype and the last S, M in float32, from x, dt, B, C as they came."""
+    """Return y `[B, L, D]` in x's dtype and the last S, M in float32, from the caller's x, dt, B, C."""
     x = inputs[0]
-    gamma = gamma_tensor(muon.gamma, dtype, x.device)
-    tensors = [t.contiguous() for t in (*inputs, gamma)]
-    A = None if A is None else A.contiguous()
-    S, M = (widen(t, dtype).contiguous() for t in state) if state else (None, None)
-    recorded = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, A, S, M))
+    call = launch.prepare_selective(inputs, A, muon, state, cu_seqlens is not None, dtype)
     offsets = None if cu_seqlens is None else cu_seqlens.to(x.device, torch.int64).contiguous()
-    function = selective_triton if recorded or not cpu_library.is_plain(x) else _forward
-    settings = (cpu_library.has_momentum(muon), cpu_library.write_numbers(muon))
-    y, S, M, *_ = function(tensors, A, S, M, offsets, *settings, recorded)
+    function = selective_triton if call.recorded or not launch.is_eager(x) else _forward
+    y, S, M, *_ = function(call.tensors, call.A, call.S, call.M, offsets, *call.settings, call.recorded, call.step)
     return y, S, M
 
 
@@ -124,16 +118,20 @@ def _forward(
     momentum: bool,
     write: list[float],
     save: bool,
+    step: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, S, M, and what the backward pass needs: the scales and norms `[3, T]`, with `save` states every 64 steps."""
+    """Return y, S, M, S_saved, M_saved, scales; `step` asks for the single-step kernel.
+
+    The backward pass needs the last three: states before every 64 steps (empty unless `save`), and the scale and the
+    norms of every write `[3, T]`.
+    """
     x, dt, B, C, gamma = inputs
-    single = not save and x.shape[1] == 1 and offsets is None
-    cut = _Cut(inputs, offsets, momentum, write, "selective_step" if single else "selective_forward")
+    cut = _Cut(inputs, offsets, momentum, write, "selective_step" if step else "selective_forward")
     y, S, M = x.new_empty(x.shape), gamma.new_empty(cut.state), gamma.new_empty(cut.state)
     S_saved, M_saved = (gamma.new_empty(cut.saved if kept else 0) for kept in (save, save and momentum))
-    scales = gamma.new_empty(_scales_shape(x, write, single))
+    scales = gamma.new_empty(_scales_shape(x, write, step))
     with _on(x.device):
-        if single:
+        if step:
             arguments = (Inputs(x, dt, B, C, A, gamma, None), States(S0, M0), y, States(S, M))
             step_kernel[cut.grid](*arguments, TILE=cut.tile, SHAPE=cut.shape, WRITE=cut.write, **cut.options)
             return y, S, M, S_saved, M_saved, scales
@@ -155,16 +153,16 @@ def _pieces(cut: _Cut, inputs: Inputs, dy: Tensor | None, outer: States) -> Stat
     """The states at which each piece begins, from those of its sequence; with dy the adjoints at which it ends."""
     summary = Summary(*(cut.states(inputs.gamma) + cut.states(inputs.gamma)), inputs.gamma.new_empty(cut.grid[0]))
     inner = cut.states(inputs.gamma)
-    launch = config.launch("selective_pieces", cut.N, support.architecture(inputs.x.device))
-    tile, blocks = cut.tile._replace(BLOCK_D=launch.BD, UNROLL=launch.steps), -(-cut.D // launch.BD)
-    summarize[(cut.grid[0], blocks)](inputs, dy, summary, *cut.span, TILE=tile, num_warps=launch.warps)
+    row = config.launch("selective_pieces", cut.N, support.architecture(inputs.x.device))
+    tile, blocks = cut.tile._replace(BLOCK_D=row.BD, UNROLL=row.steps), -(-cut.D // row.BD)
+    summarize[(cut.grid[0], blocks)](inputs, dy, summary, *cut.span, TILE=tile, num_warps=row.warps)
     across = (outer, summary, inner, cut.span.pieces)
-    carry[(cut.sequences, blocks)](*across, TILE=tile, REVERSE=dy is not None, num_warps=launch.warps)
+    carry[(cut.sequences, blocks)](*across, TILE=tile, REVERSE=dy is not None, num_warps=row.warps)
     return inner
 
 
-def _scales_shape(x: Tensor, write: list[float], single: bool) -> tuple[int, int]:
-    return (1, 0 if single else 1) if write[0] < 0 else (3, 0 if single else x.shape[0] * x.shape[1])
+def _scales_shape(x: Tensor, write: list[float], step: bool) -> tuple[int, int]:
+    return (1, 0 if step else 1) if write[0] < 0 else (3, 0 if step else x.shape[0] * x.shape[1])
 
 
 def _scale(cut: _Cut, x: Tensor, dt: Tensor, B: Tensor, scales: Tensor) -> Tensor:
@@ -179,14 +177,13 @@ selective_triton = torch.library.custom_op("muonssm::selective_triton", _forward
 
 
 @selective_triton.register_fake
-def _(inputs, A, S0, M0, offsets, momentum, write, save):  # type: ignore[no-untyped-def]
+def _(inputs, A, S0, M0, offsets, momentum, write, save, step):  # type: ignore[no-untyped-def]
     x, _, B, _, gamma = inputs
     sequences = x.shape[0] if offsets is None else offsets.numel() - 1
     state = (sequences, x.shape[2], B.shape[2])
     saved = (x.shape[0] * x.shape[1] // config.SEGMENT + sequences, *state[1:])
-    single = not save and x.shape[1] == 1 and offsets is None
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))
-    return x.new_empty(x.shape), *(gamma.new_empty(s) for s in (*shapes, _scales_shape(x, write, single)))
+    return x.new_empty(x.shape), *(gamma.new_empty(s) for s in (*shapes, _scales_shape(x, write, step)))
 
 
 @torch.library.custom_op("muonssm::selective_triton_backward", mutates_args=())
@@ -251,7 +248,7 @@ def _gradients(inputs: list[Tensor], A: Tensor | None, state: Any, dgamma: bool)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, A, S0, _, offsets, momentum, write, _ = inputs
+    tensors, A, S0, _, offsets, momentum, write, _, _ = inputs
     ctx.save_for_backward(*tensors, A, offsets, *output[3:])
     ctx.settings, ctx.stateless = (momentum, write), S0 is None
     ctx.set_materialize_grads(False)  # the saved states are large, and nothing differentiates them
@@ -261,13 +258,13 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, A, offsets, S_saved, M_saved, scales = ctx.saved_tensors
     x, _, B, _, gamma = inputs
     state = (x.shape[0] if offsets is None else offsets.numel() - 1, x.shape[2], B.shape[2])
-    grads = cpu_library.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
+    grads = launch.materialize(given[:3], (x, gamma, gamma), (x.shape, state, state))
     dgamma, saved = ctx.needs_input_grad[0][4], [S_saved, M_saved, scales]
     results = _selective_triton_backward(grads, inputs, A, saved, offsets, *ctx.settings, dgamma)
     *first, dA, by_gamma, dS0, dM0 = results
     by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None
     states = (None, None) if ctx.stateless else (dS0, dM0)
-    return [*first, by_gamma], None if A is None else dA, *states, None, None, None, None
+    return [*first, by_gamma], None if A is None else dA, *states, None, None, None, None, None
 
 
 selective_triton.register_autograd(_backward, setup_context=_save)

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from ..cpu_library import constant
+from ..tracing import assume_constant
 
 INTERPRETER = "interpreter"  # the architecture's name where kernels are interpreted on a CPU
 
@@ -23,7 +23,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
 
 
-@constant
+@assume_constant
 def unavailable(device: torch.device) -> str | None:
     """Why no Triton kernel can run on `device`; None if one can. ROCm's devices are called cuda, too."""
     if device.type != "cuda" and not (device.type == "cpu" and interpreted()):

@@ -1,4 +1,4 @@
-"""From a configuration to standardised windows: the whole way, on real and on small made data."""
+"""Loading: from a configuration to standardized windows, on the embedded data and on small folders."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from muonssm.lab.activity.dataset import ActivityConfig, TooManyLostError, load_activity, read_recording
+from muonssm.lab.activity.config import ActivityConfig
+from muonssm.lab.activity.dataset import TooManyLostError, load_activity, read_recording
 from muonssm.lab.activity.sources import watch
-from muonssm.lab.activity.windows import standardise, windows_of
+from muonssm.lab.activity.splits import SPLITS
+from muonssm.lab.activity.windows import cut_windows, standardize
 
 from . import trees
-
-PARTS = ("train", "validation", "test")
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +31,20 @@ def made(root, **changes):
 
 
 def equal(one, other) -> bool:
-    pairs = [(getattr(one, part), getattr(other, part)) for part in PARTS]
+    pairs = [(getattr(one, split), getattr(other, split)) for split in SPLITS]
     return all(torch.equal(getattr(a, name), getattr(b, name)) for a, b in pairs for name in ("x", "y", "recording"))
 
 
 # the embedded data
 
 
-def test_watch_has_the_shapes_promised(watched):
+def test_watch_has_the_documented_shapes(watched):
     assert watched.channels == ("ax", "ay", "az", "wx", "wy", "wz")
     assert len(watched.classes) == 7
     assert watched.rate == 50.0
     assert watched.lost == []
-    for part in PARTS:
-        windows = getattr(watched, part)
+    for split in SPLITS:
+        windows = getattr(watched, split)
         assert windows.x.shape == (len(windows), 512, 6)
         assert windows.x.dtype == torch.float32
         assert windows.y.dtype == windows.recording.dtype == torch.int64
@@ -54,20 +54,20 @@ def test_watch_has_the_shapes_promised(watched):
     assert watched.mean.dtype == watched.std.dtype == torch.float32
 
 
-def test_watch_windows_are_those_of_its_recordings(watched):
-    samples = dict(zip([r.name for r in watched.recordings], watch.load()["X"], strict=True))
-    for part in PARTS:
-        windows = getattr(watched, part)
+def test_watch_windows_are_slices_of_its_recordings(watched):
+    samples = dict(zip([r.name for r in watched.recordings], watch.load_seglearn()["X"], strict=True))
+    for split in SPLITS:
+        windows = getattr(watched, split)
         for i in windows.recording.unique().tolist():
             recording = watched.recordings[i]
-            assert recording.split == part
-            mine = windows.recording == i
-            assert (windows.y[mine] == recording.label).all()
-            raw = windows_of(samples[recording.name].astype(np.float32), 512, 0.5)
-            assert torch.allclose(windows.x[mine], standardise(raw, watched.mean, watched.std), atol=1e-6)
+            assert recording.split == split
+            own = windows.recording == i
+            assert (windows.y[own] == recording.label).all()
+            raw = cut_windows(samples[recording.name].astype(np.float32), 512, 0.5)
+            assert torch.allclose(windows.x[own], standardize(raw, watched.mean, watched.std), atol=1e-6)
 
 
-def test_watch_is_standardised_by_training_windows(watched):
+def test_watch_is_standardized_by_training_windows(watched):
     assert torch.allclose(watched.train.x.mean((0, 1)), torch.zeros(6), atol=1e-4)
     assert torch.allclose(watched.train.x.std((0, 1), correction=0), torch.ones(6), atol=1e-4)
     assert not torch.allclose(watched.test.x.mean((0, 1)), torch.zeros(6), atol=1e-3)
@@ -77,27 +77,27 @@ def test_every_watch_subject_is_tested_once_with_all_classes_everywhere():
     tested = []
     for fold in range(5):
         data = load_activity(ActivityConfig(fold=fold, seed=fold, length=2048), progress=False)
-        subjects = {part: {r.subject for r in data.recordings if r.split == part} for part in PARTS}
-        assert [len(subjects[part]) for part in PARTS] == [6, 2, 2]
+        subjects = {split: {r.subject for r in data.recordings if r.split == split} for split in SPLITS}
+        assert [len(subjects[split]) for split in SPLITS] == [6, 2, 2]
         assert len(set.union(*subjects.values())) == 10
-        for part in PARTS:
-            assert set(getattr(data, part).y.tolist()) == set(range(7))
+        for split in SPLITS:
+            assert set(getattr(data, split).y.tolist()) == set(range(7))
         tested += sorted(subjects["test"], key=int)
         assert tuple(sorted(subjects["test"], key=int)) in watch.PAIRS
     assert sorted(tested, key=int) == [str(number) for number in range(1, 11)]
 
 
-def test_the_same_configuration_gives_the_same_bits(watched):
+def test_loading_is_deterministic(watched):
     again = load_activity(ActivityConfig(), progress=False)
     assert equal(watched, again)
     assert torch.equal(watched.mean, again.mean)
     assert watched.recordings == again.recordings
 
 
-def test_clips_are_one_window_a_recording():
+def test_clips_are_one_window_per_recording():
     data = load_activity(ActivityConfig(mode="clips", length=100), progress=False)
-    assert [len(getattr(data, part)) for part in PARTS] == [84, 28, 28]
-    assert data.stretched == data.outside == 0
+    assert [len(getattr(data, split)) for split in SPLITS] == [84, 28, 28]
+    assert data.short_recordings == data.dropped_share == 0
     assert "clips of 100" in data.summary()
 
 
@@ -107,42 +107,42 @@ def test_another_rate():
     assert abs(len(data.train) - len(load_activity(ActivityConfig(), progress=False).train)) <= 5
 
 
-def test_the_summary_says_what_there_is(watched):
+def test_summary(watched):
     text = watched.summary()
     assert "watch: 140 recordings at 50 Hz, 7 classes, 6 channels, windows of 512, split 'subject'" in text
     assert f"train          84 recordings {len(watched.train):>7} windows    7 of 7 classes    6 subjects" in text
     assert "of the samples come after the last window" in text
-    assert text.endswith("lost 0 of 140 files")
+    assert text.endswith("0 of 140 files cannot be used")
 
 
-# parts and statistics
+# splits and statistics
 
 
 @pytest.mark.parametrize("split", ["subject", "kfold"])
 @pytest.mark.parametrize("mode", ["windows", "clips"])
-def test_no_recording_straddles(tmp_path, split, mode):
+def test_no_recording_is_in_two_splits(tmp_path, split, mode):
     trees.folder(tmp_path)
     data = made(tmp_path, split=split, mode=mode)
-    recordings = [set(getattr(data, part).recording.tolist()) for part in PARTS]
+    recordings = [set(getattr(data, split).recording.tolist()) for split in SPLITS]
     assert set.union(*recordings) == set(range(20))
-    assert sum(len(part) for part in recordings) == 20
-    subjects = [{data.recordings[i].subject for i in part} for part in recordings]
-    assert sum(len(part) for part in subjects) == 5
+    assert sum(len(members) for members in recordings) == 20
+    subjects = [{data.recordings[i].subject for i in members} for members in recordings]
+    assert sum(len(members) for members in subjects) == 5
 
 
-@pytest.mark.parametrize("part", ["validation", "test"])
-def test_statistics_and_rate_are_of_training_alone(tmp_path, part):
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_statistics_and_rate_come_from_training_alone(tmp_path, split):
     trees.folder(tmp_path)
     before = made(tmp_path)
     for recording in before.recordings:
-        if recording.split == part:
+        if recording.split == split:
             trees.write(tmp_path / recording.name, trees.table(trees.timed(1e3 + trees.waves(99, 2), 20), "time,ax,ay"))
     after = made(tmp_path)
     assert torch.equal(before.mean, after.mean)
     assert torch.equal(before.std, after.std)
     assert before.rate == after.rate == 50
     assert torch.equal(before.train.x, after.train.x)
-    assert not torch.equal(getattr(before, part).x.mean(), getattr(after, part).x.mean())
+    assert not torch.equal(getattr(before, split).x.mean(), getattr(after, split).x.mean())
 
 
 def test_statistics_follow_training(tmp_path):
@@ -168,7 +168,7 @@ def test_a_damaged_file_does_not_move_the_others(tmp_path):
     assert after.recordings == before.recordings[:3] + before.recordings[4:]
 
 
-def test_recordings_at_different_rates_come_to_the_usual_one(tmp_path):
+def test_recordings_are_resampled_to_the_training_rate(tmp_path):
     trees.folder(tmp_path)
     slow = [r.name for r in made(tmp_path).recordings if r.split == "test"]
     for name in slow:
@@ -176,16 +176,18 @@ def test_recordings_at_different_rates_come_to_the_usual_one(tmp_path):
     data = made(tmp_path)
     assert data.rate == 50
     assert len(data.test) == 4 * (1 + (81 - 32) // 16)
-    assert data.outside == pytest.approx((16 * ((80 - 32) % 16) + 4 * ((81 - 32) % 16)) / (16 * 80 + 4 * 81))
+    assert data.dropped_share == pytest.approx((16 * ((80 - 32) % 16) + 4 * ((81 - 32) % 16)) / (16 * 80 + 4 * 81))
 
 
-def test_the_usual_rate_is_that_of_training_even_if_most_recordings_are_not(tmp_path):
+def test_the_training_rate_wins_over_a_majority_of_other_recordings(tmp_path):
     rows = trees.folder(tmp_path)
-    parts = ["train" if i < 4 else "validation" if i < 8 else "test" for i in range(20)]
+    splits = ["train" if i < 4 else "validation" if i < 8 else "test" for i in range(20)]
     for row in rows[4:]:
         text = trees.table(trees.timed(trees.waves(80, 2, rate=20), 20), "time,ax,ay")
         trees.write(tmp_path / row.split(",")[0], text)
-    trees.index(tmp_path, [f"{row},{part}" for row, part in zip(rows, parts, strict=True)], "path,label,subject,split")
+    trees.index(
+        tmp_path, [f"{row},{split}" for row, split in zip(rows, splits, strict=True)], "path,label,subject,split"
+    )
     assert made(tmp_path, split="given").rate == 50
 
 
@@ -196,12 +198,12 @@ def test_duplicates_and_short_recordings_are_counted(tmp_path):
     trees.write(path, "\n".join([*lines[:20], lines[19], lines[5]]))
     data = made(tmp_path)
     assert data.duplicates == 2
-    assert data.stretched == 1
-    assert "2 samples left out for a time stamp that was there before" in data.summary()
-    assert "1 recordings shorter than a window, resampled to one" in data.summary()
+    assert data.short_recordings == 1
+    assert "2 samples with a repeated time stamp were dropped" in data.summary()
+    assert "1 recordings are shorter than a window" in data.summary()
 
 
-def test_recordings_without_time_are_taken_as_they_are(tmp_path):
+def test_recordings_without_time_stamps_are_not_resampled(tmp_path):
     for i in range(10):
         trees.write(tmp_path / f"{i}.csv", trees.table(trees.waves(40, 2, seed=i), "ax,ay"))
     trees.index(tmp_path, [f"{i}.csv,{i % 2}" for i in range(10)], "path,label")
@@ -209,24 +211,24 @@ def test_recordings_without_time_are_taken_as_they_are(tmp_path):
     assert data.rate is None
     assert len(data.train) == 6
     assert "10 recordings at their own rates" in data.summary()
-    with pytest.raises(ValueError, match="split is 'subject', and the recordings have no subjects"):
+    with pytest.raises(ValueError, match="split must be 'kfold'"):
         made(tmp_path)
 
 
-def test_a_new_file_is_standardised_like_the_test_part(tmp_path):
-    """What `predict` does with a file is what loading did with it."""
+def test_a_new_file_is_standardized_like_the_test_set(tmp_path):
+    """`predict` processes a file exactly as loading did."""
     trees.folder(tmp_path)
     data = made(tmp_path, rate=40.0)
     i = int(data.test.recording[0])
     x = read_recording(tmp_path / data.recordings[i].name, data.channels, data.rate)
-    windows = standardise(windows_of(x, 32, 0.5), data.mean, data.std)
+    windows = standardize(cut_windows(x, 32, 0.5), data.mean, data.std)
     assert torch.equal(windows, data.test.x[data.test.recording == i])
 
 
-# lost files
+# unusable files
 
 
-def test_more_than_a_hundredth_lost_stops(tmp_path):
+def test_loading_stops_above_one_percent_of_unusable_files(tmp_path):
     rows = trees.folder(tmp_path, subjects=25)  # 100 files
     trees.write(tmp_path / "s0-run-0.csv", "")
     assert len(made(tmp_path).lost) == 1
@@ -234,15 +236,15 @@ def test_more_than_a_hundredth_lost_stops(tmp_path):
     with pytest.raises(TooManyLostError) as caught:
         made(tmp_path)
     message = str(caught.value)
-    assert message.startswith("2 of 100 files cannot be used, which is 2.0%; max_lost is 0.01, it may be set higher")
+    assert message.startswith("max_lost must cover the unusable files, 2 of 100 (2.0%), got 0.01")
     assert "s0-run-0.csv: is empty" in message
-    assert "s1-run-0.csv: has nan in row 1 of 'ax'" in message
+    assert "s1-run-0.csv: must have finite numbers in column 'ax', got nan in row 1" in message
     assert [file for file, _ in caught.value.lost] == ["s0-run-0.csv", "s1-run-0.csv"]
     assert len(made(tmp_path, max_lost=0.02).recordings) == 98
     assert len(rows) == 100
 
 
-def test_many_lost_files_are_counted_after_the_first_ten(tmp_path):
+def test_unusable_files_after_the_tenth_are_counted(tmp_path):
     rows = trees.folder(tmp_path)
     trees.index(tmp_path, [*rows, *(f"gone{i:02d}.csv,run,p0" for i in range(13))])
     with pytest.raises(TooManyLostError, match=r"and 3 more$") as caught:
@@ -250,7 +252,7 @@ def test_many_lost_files_are_counted_after_the_first_ten(tmp_path):
     assert len(caught.value.lost) == 13
 
 
-def test_nothing_usable(tmp_path):
+def test_no_usable_files(tmp_path):
     for i in range(6):
         trees.write(tmp_path / f"{i}.csv", "")
     trees.index(tmp_path, [f"{i}.csv,x,p{i}" for i in range(6)])
@@ -261,60 +263,54 @@ def test_nothing_usable(tmp_path):
         made(tmp_path, max_lost=1)
 
 
-def test_a_part_that_is_lost_whole(tmp_path):
+def test_a_split_without_usable_files(tmp_path):
     trees.folder(tmp_path)
     for recording in made(tmp_path).recordings:
         if recording.split == "validation":
             (tmp_path / recording.name).unlink()
-    with pytest.raises(ValueError, match="split is 'subject', and of the recordings for validation none can be used"):
+    with pytest.raises(ValueError, match=r"split .* validation"):
         made(tmp_path, max_lost=1)
 
 
 # configuration
 
 ERRORS = {
-    "source": ({"source": "walks"}, ValueError, r"source is 'walks'; it may be one of \('watch', 'MuWiGes', 'UESTC"),
-    "no root": ({"source": "folder"}, ValueError, "root is None with source 'folder'; it may be the folder with"),
-    "root": ({"root": "x"}, ValueError, "root is 'x' with source 'watch'; it may be None: the data is embedded"),
-    "split": (
-        {"split": "given"},
-        ValueError,
-        r"split is 'given' with source 'watch'; it may be one of \('subject', 'kf",
-    ),
-    "mode": ({"mode": "pieces"}, ValueError, r"mode is 'pieces'; it may be one of \('windows', 'clips'\)"),
-    "length": ({"length": 1}, ValueError, "length is 1; it may be an integer >= 2"),
-    "length type": ({"length": 512.0}, ValueError, "length is 512.0; it may be an integer >= 2"),
-    "folds": ({"folds": 2}, ValueError, "folds is 2; it may be an integer >= 3"),
-    "fold": ({"fold": 5}, ValueError, "fold is 5 with folds 5; it may be 0 to 4"),
-    "negative fold": ({"fold": -1}, ValueError, "fold is -1; it may be an integer >= 0"),
-    "seed": ({"seed": True}, ValueError, "seed is True; it may be an integer >= 0"),
-    "overlap": ({"overlap": 1.0}, ValueError, r"overlap is 1.0; it may be in \[0, 1\)"),
-    "overlap type": ({"overlap": "half"}, ValueError, r"overlap is 'half'; it may be in \[0, 1\)"),
-    "max_lost": ({"max_lost": 1.5}, ValueError, r"max_lost is 1.5; it may be in \[0, 1\]"),
-    "rate": ({"rate": 0}, ValueError, "rate is 0; it may be None or samples a second, > 0"),
-    "nan rate": ({"rate": float("nan")}, ValueError, "rate is nan; it may be None or samples a second, > 0"),
-    "channels": ({"channels": ("ax", "bx")}, ValueError, r"channels has 'bx'; with source 'watch' it may be \('ax'"),
-    "channel twice": ({"channels": ("ax", "ax")}, ValueError, "it may be one or more names, each once"),
-    "no channels": ({"channels": ()}, ValueError, r"channels is \(\); it may be one or more names, each once"),
-    "channels type": ({"channels": "ax"}, TypeError, "channels is 'ax'; it may be None or a tuple of names"),
+    "source": ({"source": "walks"}, ValueError, "source"),
+    "no root": ({"source": "folder"}, ValueError, "root"),
+    "root": ({"root": "x"}, ValueError, "root"),
+    "split": ({"split": "given"}, ValueError, "split"),
+    "mode": ({"mode": "pieces"}, ValueError, "mode"),
+    "length": ({"length": 1}, ValueError, "length"),
+    "length type": ({"length": 512.0}, TypeError, "length"),
+    "folds": ({"folds": 2}, ValueError, "folds"),
+    "fold": ({"fold": 5}, ValueError, "fold must be less than folds"),
+    "negative fold": ({"fold": -1}, ValueError, "fold"),
+    "seed": ({"seed": True}, TypeError, "seed"),
+    "overlap": ({"overlap": 1.0}, ValueError, "overlap"),
+    "overlap type": ({"overlap": "half"}, TypeError, "overlap"),
+    "max_lost": ({"max_lost": 1.5}, ValueError, "max_lost"),
+    "rate": ({"rate": 0}, ValueError, "rate"),
+    "nan rate": ({"rate": float("nan")}, ValueError, "rate"),
+    "channels": ({"channels": ("ax", "bx")}, ValueError, "channels .* got 'bx'"),
+    "repeated channel": ({"channels": ("ax", "ax")}, ValueError, "channels"),
+    "no channels": ({"channels": ()}, ValueError, "channels"),
+    "channels type": ({"channels": "ax"}, TypeError, "channels"),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_configuration_errors(case):
-    changes, kind, message = ERRORS[case]
-    with pytest.raises(kind, match=message):
+    changes, error, name = ERRORS[case]
+    with pytest.raises(error, match=rf"^{name}\b"):
         ActivityConfig(**changes)
 
 
 def test_the_root_must_be_a_folder(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"root is '.*/gone', which is no folder; it may be the folder with the data"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"root .*/gone"):
         made(tmp_path / "gone")
 
 
-def test_a_configuration_is_frozen_and_can_be_written_down(tmp_path):
+def test_a_configuration_is_frozen_and_serializable(tmp_path):
     config = ActivityConfig("folder", tmp_path, channels=["ax"])
     assert json.loads(json.dumps(dataclasses.asdict(config)))["root"] == str(tmp_path)
     assert config == ActivityConfig("folder", str(tmp_path), split="given", channels=("ax",))
@@ -322,19 +318,19 @@ def test_a_configuration_is_frozen_and_can_be_written_down(tmp_path):
         config.length = 3
 
 
-def test_channels_are_picked():
+def test_channels_are_selected():
     data = load_activity(ActivityConfig(channels=("wz", "ax"), length=1024), progress=False)
     whole = load_activity(ActivityConfig(length=1024), progress=False)
     assert torch.equal(data.train.x, whole.train.x[..., [5, 0]])
 
 
-def test_importing_the_package_leaves_the_data_alone():
+def test_importing_the_package_does_not_import_the_lab():
     code = "import sys, muonssm; print([m for m in sys.modules if m.startswith(('muonssm.lab', 'seglearn', 'pandas'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_sources_are_imported_without_seglearn():
+def test_the_sources_do_not_import_seglearn():
     code = "import sys, muonssm.lab.activity.dataset; print([m for m in ('seglearn', 'pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

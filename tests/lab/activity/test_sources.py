@@ -1,13 +1,15 @@
-"""The published layouts: what is found, how it is read, and what becomes of files that are not as published."""
+"""The layouts of the data sets: finding recordings, reading them, and reporting files that cannot be used."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from muonssm.lab.activity.dataset import ActivityConfig, load_activity, read_recording
+from muonssm.lab.activity.config import ActivityConfig
+from muonssm.lab.activity.dataset import load_activity, read_recording
 from muonssm.lab.activity.recordings import DamagedFileError
 from muonssm.lab.activity.sources import folder, mmact, muwiges, uestc, watch
 
@@ -26,13 +28,13 @@ def reason(data, file: str) -> str:
 # watch
 
 
-def test_watch_is_what_seglearn_has():
-    listing = watch.find(None, None)
+def test_watch_is_seglearns_data():
+    listing = watch.find_recordings(None, None)
     assert len(listing.recordings) == len({recording.name for recording in listing.recordings}) == 140
     assert listing.classes == ("PEN", "ABD", "FEL", "IR", "ER", "TRAP", "ROW")
     signal = listing.read(listing.recordings[0])
     assert signal.channels == watch.CHANNELS == watch.SOURCE.channels
-    assert np.array_equal(signal.samples, watch.load()["X"][0].astype(np.float32))
+    assert np.array_equal(signal.samples, watch.load_seglearn()["X"][0].astype(np.float32))
     assert np.allclose(np.diff(signal.times), 0.02)
 
 
@@ -42,7 +44,7 @@ def test_watch_without_seglearn_names_the_extra(monkeypatch):
         load_activity(ActivityConfig())
 
 
-def test_the_others_do_not_need_seglearn(monkeypatch, tmp_path):
+def test_other_sources_do_not_need_seglearn(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "seglearn.datasets", None)
     trees.folder(tmp_path)
     assert len(load("folder", tmp_path, split="kfold").recordings) == 20
@@ -51,13 +53,13 @@ def test_the_others_do_not_need_seglearn(monkeypatch, tmp_path):
 # folder
 
 
-def test_folder_finds_what_the_index_lists(tmp_path):
+def test_folder_finds_the_files_of_the_index(tmp_path):
     trees.folder(tmp_path)
-    listing = folder.find(tmp_path, None)
+    listing = folder.find_recordings(tmp_path, None)
     assert len(listing.recordings) == 20
     assert listing.classes == ("run", "walk")
     assert listing.recordings[0].subject == "p0"
-    assert listing.published == {}
+    assert listing.published_splits == {}
     data = load("folder", tmp_path, split="subject")
     assert data.channels == ("ax", "ay")
     assert data.rate == 50.0
@@ -65,64 +67,60 @@ def test_folder_finds_what_the_index_lists(tmp_path):
 
 def test_folder_with_a_split_column(tmp_path):
     rows = trees.folder(tmp_path)
-    parts = ["train", "Val", "validation", "test", ""]
-    rows = [f"{row},{parts[i % 5]}" for i, row in enumerate(rows)]
+    names = ["train", "Val", "validation", "test", ""]
+    rows = [f"{row},{names[i % 5]}" for i, row in enumerate(rows)]
     trees.index(tmp_path, rows, "Path,label,subject,split")
     data = load("folder", tmp_path)
     assert data.config.split == "given"
-    assert [sum(r.split == part for r in data.recordings) for part in ("train", "validation", "test", None)] == [
-        4,
-        8,
-        4,
-        4,
-    ]
-    assert "4 recordings are in no part of this split" in data.summary()
+    counts = Counter(recording.split for recording in data.recordings)
+    assert counts == {"train": 4, "validation": 8, "test": 4, None: 4}
+    assert "4 recordings are not used" in data.summary()
 
 
-def test_labels_that_are_numbers_are_in_their_order(tmp_path):
+def test_numeric_labels_are_sorted_by_value(tmp_path):
     for label in ("10", "9", "b", "2"):
         trees.write(tmp_path / f"{label}.csv", "ax\n1\n2\n")
     trees.index(tmp_path, [f"{label}.csv,{label}" for label in ("10", "9", "b", "2")], "path,label")
-    assert folder.find(tmp_path, None).classes == ("2", "9", "10", "b")
+    assert folder.find_recordings(tmp_path, None).classes == ("2", "9", "10", "b")
 
 
 DAMAGED = {
-    "": "is empty",
-    "time,ax,ay\n0,1,2\n0.02,nan,2\n": "has nan in row 2 of 'ax'",
-    "this is not\na recording\n": "has 'a recording' for a number in row 1 of 'this is not'",
-    "a letter, in two columns\n1,2\n3,4\n": "has the channels a letter, in two columns; most files have ax, ay",
-    "time,ax\n0,1\n0.02,2\n": "has the channels ax; most files have ax, ay",
-    "time,ax,ay,az\n0,1,1,1\n0.02,2,1,1\n": "has the channels ax, ay, az; most files have ax, ay",
-    "time,ax,ay\n0,1,1\n86400,2,1\n0.02,2,1\n0.04,2,1\n": "has 4 time stamps over 86400 s",
+    "": "empty",
+    "time,ax,ay\n0,1,2\n0.02,nan,2\n": "got nan in row 2",
+    "this is not\na recording\n": "'this is not', got 'a recording' in row 1",
+    "a letter, in two columns\n1,2\n3,4\n": "ax, ay, got a letter, in two columns",
+    "time,ax\n0,1\n0.02,2\n": "ax, ay, got ax",
+    "time,ax,ay,az\n0,1,1,1\n0.02,2,1,1\n": "ax, ay, got ax, ay, az",
+    "time,ax,ay\n0,1,1\n86400,2,1\n0.02,2,1\n0.04,2,1\n": "got 4 of them over 86400 s",
 }
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_folder_names_what_is_damaged(tmp_path, text):
+def test_folder_names_damaged_files(tmp_path, text):
     rows = trees.folder(tmp_path)
     trees.write(tmp_path / "bad.csv", text)
     trees.index(tmp_path, [*rows, "bad.csv,run,p0", "gone.csv,run,p1", "s0.csv,,p1"])
     data = load("folder", tmp_path, split="kfold")
     assert len(data.lost) == 3
-    assert reason(data, "bad.csv").startswith(DAMAGED[text])
+    assert DAMAGED[text] in reason(data, "bad.csv")
     assert reason(data, "gone.csv") == "No such file or directory"
     assert reason(data, "s0.csv") == "has no label in index.csv"
     assert len(data.recordings) == 20
-    assert "lost 3 of 23 files" in data.summary()
+    assert "3 of 23 files cannot be used" in data.summary()
 
 
-def test_columns_in_another_order_are_brought_into_one(tmp_path):
+def test_columns_are_brought_into_one_order(tmp_path):
     trees.folder(tmp_path)
     before = load("folder", tmp_path, split="subject")
     path = tmp_path / "s3-walk-1.csv"
     rows = [line.split(",") for line in path.read_text().splitlines()]
     trees.write(path, "\n".join(f"{ay},{time},{ax}" for time, ax, ay in rows))
     after = load("folder", tmp_path, split="subject")
-    for part in ("train", "validation", "test"):
-        assert np.array_equal(getattr(before, part).x, getattr(after, part).x)
+    for split in ("train", "validation", "test"):
+        assert np.array_equal(getattr(before, split).x, getattr(after, split).x)
 
 
-def test_channels_asked_for_leave_the_others_aside(tmp_path):
+def test_only_selected_channels_are_read(tmp_path):
     rows = trees.folder(tmp_path)
     trees.write(tmp_path / "more.csv", "az,ay,ax\n1,2,x\n3,4,x\n")
     trees.index(tmp_path, [*rows, "more.csv,run,p0"])
@@ -133,18 +131,18 @@ def test_channels_asked_for_leave_the_others_aside(tmp_path):
 
 
 def test_folder_errors(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"which has no index.csv \(columns path, label, subject, split\)"):
-        folder.find(tmp_path, None)
+    with pytest.raises(FileNotFoundError, match=r"root .*index\.csv"):
+        folder.find_recordings(tmp_path, None)
     for text, message in (
         ("", "index.csv is empty"),
-        ("file,label\na,b\n", "index.csv has file, label; it may have the columns path, label, subject, split"),
-        ("1,2\n3,4\n", "index.csv has no header; it may have the columns path"),
-        ("path,label\na.csv,x\n./a.csv,y\n", r"lists './a.csv' in rows 2 and 3; it may be there once"),
-        ("path,label,split\na.csv,x,dev\n", "has split 'dev' in row 2; it may be train, validation, test or empty"),
+        ("file,label\na,b\n", "columns path, label, subject, split, got file, label"),
+        ("1,2\n3,4\n", "columns path, .* got no header"),
+        ("path,label\na.csv,x\n./a.csv,y\n", r"path .* './a.csv' in rows 2 and 3"),
+        ("path,label,split\na.csv,x,dev\n", "split .* got 'dev' in row 2"),
     ):
         trees.write(tmp_path / "index.csv", text)
         with pytest.raises(ValueError, match=message):
-            folder.find(tmp_path, None)
+            folder.find_recordings(tmp_path, None)
 
 
 # MuWiGes
@@ -163,7 +161,7 @@ def test_muwiges_in_any_unit_of_time(tmp_path, unit):
 
 
 def test_muwiges_splits_by_its_folders(tmp_path):
-    trees.muwiges(tmp_path, parts=("data_train", "data_test", "data_train"))
+    trees.muwiges(tmp_path, splits=("data_train", "data_test", "data_train"))
     data = load("MuWiGes", tmp_path, split="given", mode="clips")
     assert all(r.split == "test" for r in data.recordings if r.name.startswith("data_test/"))
     assert {r.split for r in data.recordings if r.name.startswith("data_train/")} == {"train", "validation"}
@@ -182,16 +180,16 @@ def test_muwiges_reads_and_refuses(tmp_path):
     trees.write(tmp_path / "subject1" / "04_x.csv", "0,1,2,3,4,5,6\n0,1,2,3,4,5,6\n")
     data = load("MuWiGes", tmp_path)
     assert len(data.lost) == 5
-    assert reason(data, "subject1/13_x.csv") == "begins with '13', which is no gesture; it may be 01 to 12"
-    assert reason(data, "subject1/ab_x.csv") == "begins with 'ab', which is no gesture; it may be 01 to 12"
-    assert reason(data, "subject1/02_x.csv").startswith("has 6 columns; it may have 7: time, acc_x")
+    assert reason(data, "subject1/13_x.csv") == "must begin with the number of a gesture, 01 to 12, got '13'"
+    assert reason(data, "subject1/ab_x.csv").endswith("01 to 12, got 'ab'")
+    assert reason(data, "subject1/02_x.csv").startswith("must have 7 columns (time, acc_x")
     assert reason(data, "subject1/03_x.csv") == "is empty"
-    assert reason(data, "subject1/04_x.csv") == "has 1 sample, with repeated times counted once; it takes 2 or more"
+    assert reason(data, "subject1/04_x.csv") == "must have 2 or more samples at different times, got 1"
 
 
 def test_muwiges_without_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"which has no CSV file of a gesture \(01\*.csv to 12\*.csv\) in it"):
-        muwiges.find(tmp_path, None)
+    with pytest.raises(FileNotFoundError, match=r"root .*01\*.csv to 12\*.csv"):
+        muwiges.find_recordings(tmp_path, None)
 
 
 # UESTC-MMEA-CL
@@ -201,15 +199,15 @@ def test_muwiges_without_files(tmp_path):
 def test_uestc_is_listed_and_in_physical_units(tmp_path, base):
     trees.uestc(tmp_path, base=base)
     data = load("UESTC-MMEA-CL", tmp_path, length=64)
-    assert [sum(r.split == part for r in data.recordings) for part in ("train", "validation", "test")] == [6, 2, 2]
+    assert Counter(r.split for r in data.recordings) == {"train": 6, "validation": 2, "test": 2}
     assert data.classes[0] == "upstairs"
     assert data.classes[31] == "watch_TV"
     assert data.classes[1] == "activity2"
     assert {recording.label for recording in data.recordings} == {0, 31}
     assert data.rate == 25.0
-    assert data.stretched == 10
-    assert "10 recordings shorter than a window, resampled to one" in data.summary()
-    assert "no training windows for 30 classes: activity2, activity3" in data.summary()
+    assert data.short_recordings == 10
+    assert "10 recordings are shorter than a window and were resampled" in data.summary()
+    assert "30 classes have no training windows: activity2, activity3" in data.summary()
     assert "activity11, and 20 more" in data.summary()
     path = tmp_path / data.recordings[0].name
     raw = np.loadtxt(path, delimiter=",")
@@ -218,7 +216,7 @@ def test_uestc_is_listed_and_in_physical_units(tmp_path, base):
     assert np.allclose(x[:, 3:], raw[:, 3:] / 16.4, atol=1e-2)
 
 
-def test_uestc_names_what_is_wrong(tmp_path):
+def test_uestc_names_damaged_files(tmp_path):
     trees.uestc(tmp_path)
     with (tmp_path / "train.txt").open("a") as file:
         file.write("x/1_upstairs/1_upstairs_2020_00 100 40 0\n")  # in test.txt too
@@ -226,17 +224,17 @@ def test_uestc_names_what_is_wrong(tmp_path):
     trees.write(tmp_path / "sensor" / "1_upstairs" / "1_upstairs_2020_02.csv", "1,2,3\n4,5,6\n")
     data = load("UESTC-MMEA-CL", tmp_path)
     assert len(data.lost) == 6
-    assert reason(data, "test.txt, line 1") == "sensor/1_upstairs/1_upstairs_2020_00.csv is listed before, for train"
+    assert reason(data, "test.txt, line 1") == "sensor/1_upstairs/1_upstairs_2020_00.csv is already listed for train"
     assert reason(data, "sensor/1_upstairs/gone.csv") == "No such file or directory"
-    assert reason(data, "train.txt, line 10") == "'nonsense' is not a path, frames, samples and label"
-    assert reason(data, "train.txt, line 11").startswith("its folder '33_fly' does not begin with an activity's number")
-    assert reason(data, "sensor/1_upstairs/bad.csv") == "has label 5, and its folder is number 1"
-    assert reason(data, "sensor/1_upstairs/1_upstairs_2020_02.csv").startswith("has 3 columns; it may have 6: acc_x")
+    assert reason(data, "train.txt, line 10") == "must be a path, frames, samples and a label, got 'nonsense'"
+    assert reason(data, "train.txt, line 11").endswith("activity's number, 1 to 32, got '33_fly'")
+    assert reason(data, "sensor/1_upstairs/bad.csv") == "must have the label of its folder, number 1, got 5"
+    assert reason(data, "sensor/1_upstairs/1_upstairs_2020_02.csv").startswith("must have 6 columns (acc_x")
 
 
 def test_uestc_needs_its_lists(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"which has no train.txt; it may have train.txt, val.txt, test.txt"):
-        uestc.find(tmp_path, None)
+    with pytest.raises(FileNotFoundError, match=r"root .*no train\.txt"):
+        uestc.find_recordings(tmp_path, None)
 
 
 # MMAct
@@ -266,12 +264,12 @@ def test_mmact_protocols(tmp_path, split):
         assert (recording.split is None) == (unused in recording.name.split("/"))
     assert data.channels == mmact.CHANNELS[:9]
     assert {data.classes[recording.label] for recording in data.recordings} == {"walking", "carrying_light"}
-    train, validation = ({r.subject for r in data.recordings if r.split == part} for part in ("train", "validation"))
+    train, validation = ({r.subject for r in data.recordings if r.split == split} for split in ("train", "validation"))
     assert not train & validation
 
 
-def test_mmact_sensors_come_to_common_time(tmp_path):
-    """The same sines seen by three sensors from different starts and at different rates agree where they overlap."""
+def test_mmact_sensors_are_merged_over_common_time(tmp_path):
+    """One sine recorded by three sensors with different starts and rates agrees where they overlap."""
     name = "subject1/scene1/session1/walking.csv"
     for sensor, rate, start in (("acc_phone_clip", 100, 1.0), ("acc_watch_clip", 100, 1.25), ("gyro_clip", 50, 0.75)):
         times = start + np.arange(int(4 * rate)) / rate
@@ -279,14 +277,14 @@ def test_mmact_sensors_come_to_common_time(tmp_path):
             f"{s},{v:.7f},{v:.7f},{v:.7f}"
             for s, v in zip(trees.stamps(4 * rate, rate, start), np.sin(times), strict=True)
         ]
-        order = np.random.default_rng(0).permutation(len(rows))  # unordered, and some stamps twice
+        order = np.random.default_rng(0).permutation(len(rows))  # not sorted, with repeated time stamps
         text = [rows[i] for i in order] + [f"{rows[i].split(',')[0]},9,9,9" for i in order[:7]]
         trees.write(tmp_path / sensor / name, "\n".join(text) + "\n")
     x = read_recording(tmp_path / "gyro_clip" / name, rate=50.0, source="MMAct")
     assert x.shape == (175, 9)  # from 1.25 to 4.73 s
     assert np.abs(x - np.sin(1.25 + np.arange(175) / 50)[:, None]).max() < 1e-3
-    recorded = mmact.read_file(tmp_path / "gyro_clip" / name)
-    assert recorded.duplicates == 21
+    signal = mmact.read_file(tmp_path / "gyro_clip" / name)
+    assert signal.duplicates == 21
 
 
 def test_mmact_channels_decide_which_sensors_are_read(tmp_path):
@@ -296,7 +294,7 @@ def test_mmact_channels_decide_which_sensors_are_read(tmp_path):
     assert len(load("MMAct", tmp_path, channels=mmact.CHANNELS).channels) == 12
 
 
-def test_mmact_names_what_is_wrong(tmp_path):
+def test_mmact_names_damaged_files(tmp_path):
     trees.mmact(tmp_path)
     phone = "acc_phone_clip/subject1/scene1"
     base = tmp_path / phone
@@ -312,20 +310,20 @@ def test_mmact_names_what_is_wrong(tmp_path):
     data = load("MMAct", tmp_path)
     assert dict(data.lost) == {
         "subject1/scene1/session1/walking": "is empty, in acc_phone_clip",
-        "subject1/scene1/session4/walking": "has 3 columns; it may have 4: time, x, y, z, in acc_phone_clip",
+        "subject1/scene1/session4/walking": "must have 4 columns (time, x, y, z), got 3, in acc_phone_clip",
         "subject1/scene1/session5/walking": reason(data, "subject1/scene1/session5/walking"),
-        f"{phone}/session1/flying.csv": "is called 'flying', which is none of the 35 activities",
-        f"{phone}/session1/carrying_light.csv": "has the name of CARRYING_LIGHT.csv, but for case",
+        f"{phone}/session1/flying.csv": "must be named after one of the 35 activities, got 'flying'",
+        f"{phone}/session1/carrying_light.csv": "differs only in case from CARRYING_LIGHT.csv",
         f"{phone}/walking.csv": "is not in subjectN/sceneN/sessionN",
         "subject2/scene1/session1/walking": "has no file in gyro_clip",
         "subject2/scene1/session4/walking": reason(data, "subject2/scene1/session4/walking"),
     }
-    assert "neither a number nor a date" in reason(data, "subject1/scene1/session5/walking")
-    assert "share no time: one begins 27.51 s after" in reason(data, "subject2/scene1/session4/walking")
+    assert "numbers or dates" in reason(data, "subject1/scene1/session5/walking")
+    assert "overlap in time, got one that begins 27.51 s after" in reason(data, "subject2/scene1/session4/walking")
 
 
 def test_mmact_without_its_folders(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no folder acc_phone_clip or acc_watch_clip or gyro_clip"):
-        mmact.find(tmp_path, None)
+    with pytest.raises(FileNotFoundError, match=r"root .* acc_phone_clip or acc_watch_clip or gyro_clip"):
+        mmact.find_recordings(tmp_path, None)
     with pytest.raises(DamagedFileError, match=r"walking\.csv has no file in acc_phone_clip"):
         read_recording(tmp_path / "gyro_clip/subject1/scene1/session1/walking.csv", source="MMAct")

@@ -1,4 +1,4 @@
-"""Small trees on disk in the layouts that the sources publish."""
+"""Write small data sets to disk, in the layouts of the sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def table(rows: np.ndarray, header: str = "") -> str:
 
 
 def waves(samples: int, channels: int = 6, rate: float = 50.0, seed: int = 0) -> np.ndarray:
-    """Noise around sines, different in every channel: `[samples, channels]`."""
+    """Sines of a different frequency per channel, with noise: `[samples, channels]`."""
     generator = np.random.default_rng(seed)
     t = np.arange(samples)[:, None] / rate
     return np.sin(2 * np.pi * t * (1 + np.arange(channels))) + 0.1 * generator.standard_normal((samples, channels))
@@ -32,7 +32,7 @@ def timed(samples: np.ndarray, rate: float = 50.0) -> np.ndarray:
 
 
 def folder(root: Path, subjects: int = 5, samples: int = 80, header: str = "time,ax,ay") -> list[str]:
-    """Every subject does `run` and `walk` twice, in `s<subject>-<label>-<take>.csv`; the rows of the index."""
+    """Write `s<subject>-<label>-<take>.csv`: every subject runs and walks twice. Returns the rows of the index."""
     rows = []
     for subject in range(subjects):
         for label in ("run", "walk"):
@@ -49,18 +49,18 @@ def index(root: Path, rows: list[str], header: str = "path,label,subject") -> Pa
     return write(root / "index.csv", "\n".join([header, *rows]) + "\n")
 
 
-def muwiges(root: Path, parts: tuple[str, ...] = (), subjects: int = 5, unit: float = 1.0) -> None:
-    """Two gestures a subject, below `data_train/subject1` and so on, or right below `subject1` without `parts`."""
+def muwiges(root: Path, splits: tuple[str, ...] = (), subjects: int = 5, unit: float = 1.0) -> None:
+    """Write two gestures per subject, below `data_train/subject1` and so on, or below `subject1` without `splits`."""
     for subject in range(1, subjects + 1):
-        part = parts[subject % len(parts)] if parts else "."
+        split = splits[subject % len(splits)] if splits else "."
         for gesture in (1, 12):
             rows = timed(waves(60, seed=subject + gesture))
             rows[:, 0] *= unit
-            write(root / part / f"subject{subject}" / f"{gesture:02d}_{subject}.csv", table(rows))
+            write(root / split / f"subject{subject}" / f"{gesture:02d}_{subject}.csv", table(rows))
 
 
 def uestc(root: Path, clips: int = 5, base: int = 0) -> None:
-    """Raw integers of two activities, listed in three lists whose paths begin elsewhere."""
+    """Write raw integers of two activities, and three lists whose paths begin with other folders."""
     lists: dict[str, list[str]] = {"train.txt": [], "val.txt": [], "test.txt": []}
     for number, activity in ((1, "upstairs"), (32, "watch_TV")):
         for clip in range(clips):
@@ -74,7 +74,7 @@ def uestc(root: Path, clips: int = 5, base: int = 0) -> None:
 
 
 def stamps(samples: int, rate: float, start: float = 0.0) -> list[str]:
-    """MMAct's time stamps; the fraction is left out where it is 0."""
+    """Time stamps as in MMAct, which omits a fraction of 0."""
     times = start + np.arange(samples) / rate
     micros = np.round(times * 1e6).astype(np.int64)
     texts = []
@@ -94,12 +94,12 @@ def mmact_file(path: Path, samples: int, rate: float, start: float = 0.0, seed: 
 
 
 def mmact(root: Path, subjects=(1, 2, 17), scenes=(1, 4), sessions=(1, 4, 5), seconds: float = 2.0) -> None:
-    """`walking` and `Carrying_light`, whose case differs from sensor to sensor; 100, 100, 50 and 50 Hz."""
+    """Write `walking` and `Carrying_light`, whose case differs between sensors, at 100, 100, 50 and 50 Hz."""
     for subject in subjects:
         for scene in scenes:
             for session in sessions:
                 for sensor, rate in zip(SENSORS, (100, 100, 50, 50), strict=True):
                     carrying = "Carrying_light" if sensor == "gyro_clip" else "carrying_light"
                     for seed, name in enumerate(("walking", carrying)):
-                        place = Path(f"subject{subject}", f"scene{scene}", f"session{session}", f"{name}.csv")
-                        mmact_file(root / sensor / place, int(seconds * rate), rate, 0.5, subject + seed)
+                        path = Path(f"subject{subject}", f"scene{scene}", f"session{session}", f"{name}.csv")
+                        mmact_file(root / sensor / path, int(seconds * rate), rate, 0.5, subject + seed)

@@ -1,14 +1,14 @@
-"""Plain against Muon: pairs, intervals, resuming, the peer on the same windows, and the page."""
+"""Comparisons: pairs, intervals, resuming, a peer on the same data, and the page."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from muonssm.cli import main
-from muonssm.lab.activity.paper import published
-from muonssm.lab.core.compare import Interval, Trial, compare, summary, table
+from muonssm.lab.core.compare import ComparedRun, Comparison, Interval, Spread, compare, table
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
 
@@ -21,24 +21,50 @@ def test_the_interval_is_students():
     assert str(Interval.of([0.5])) == "+0.50 (one pair: no interval)"
 
 
-def test_differences_are_taken_pair_by_pair():
+def test_a_spread_leaves_diverged_runs_out():
+    assert str(Spread.of([70.0, None, 72.0])) == "71.00 ± 1.41"
+    assert str(Spread.of([None])) == "diverged"
+    assert str(Spread.of([70.0])) == "70.00"
+
+
+def make_comparison(scores):
+    """A comparison of `watch` from scores by variant and fold."""
     recipe = Recipe.load("watch")
-    scores = {("plain", 0): 50.0, ("plain", 1): 90.0, ("muon", 0): 52.0, ("muon", 1): 91.0}
-    names = ("accuracy", "precision", "recall", "f1")
-    trials = [Trial(k, 0, f, "", dict.fromkeys(names, v)) for (k, f), v in scores.items()]
-    result = summary(recipe, trials[::-1])
-    assert result["kinds"]["muon"]["f1"]["mean"] == pytest.approx(71.5)
-    assert result["differences"]["muon"]["accuracy"]["mean"] == pytest.approx(1.5)
-    assert result["differences"]["muon"]["accuracy"]["pairs"] == 2
+    names = [metric.name for metric in recipe.task.metrics]
+    runs = [ComparedRun(v, 0, f, "", dict.fromkeys(names, score) | {"loss": score}) for (v, f), score in scores.items()]
+    return Comparison(recipe.task.title, recipe.task.metrics, recipe.to_dict(), 1, 2, None, tuple(runs))
+
+
+def test_differences_are_taken_pair_by_pair():
+    scores = {("muon", 1): 91.0, ("muon", 0): 52.0, ("plain", 1): 90.0, ("plain", 0): 50.0}
+    result = make_comparison(scores)
+    assert result.spread("muon", "f1").mean == pytest.approx(71.5)
+    assert result.difference("muon", "accuracy").mean == pytest.approx(1.5)
+    assert result.difference("muon", "accuracy").pairs == 2
     assert "+1.50" in table(result)
-    assert result["paper"] == {}
+    assert result.paper == {}
 
 
-def test_the_papers_figures_stand_beside():
-    figures = published(Recipe.load("mmact", ["model.backbone=longhorn", "data.root=somewhere"]).task)
-    assert figures["muon"]["accuracy"] == 74.40
-    assert figures["plain"]["f1"] == 73.76
-    assert published(Recipe.load("watch").task) == {}
+def test_a_pair_with_a_diverged_run_has_no_difference():
+    result = make_comparison({("plain", 0): 50.0, ("muon", 0): None, ("plain", 1): 60.0, ("muon", 1): 61.0})
+    assert result.difference("muon", "accuracy").pairs == 1
+    assert "1 of 2 runs of muon diverged" in table(result)
+
+
+def test_a_comparison_reads_back_from_json():
+    result = make_comparison({("plain", 0): 50.0, ("muon", 0): 52.0})
+    content = json.loads(json.dumps(result.to_dict()))
+    assert Comparison.from_dict(content) == Comparison.from_dict(result.to_dict())
+    assert content["differences"]["muon"]["accuracy"]["mean"] == 2.0
+    assert content["means"]["plain"]["f1"] == {"mean": 50.0, "deviation": None}
+
+
+def test_the_papers_scores_come_from_the_task():
+    task = Recipe.load("mmact", ["model.backbone=longhorn", "data.root=somewhere"]).task
+    scores = task.paper_scores({})
+    assert scores["muon"]["accuracy"] == 74.40
+    assert scores["plain"]["f1"] == 73.76
+    assert Recipe.load("watch").task.paper_scores({}) == {}
 
 
 @pytest.mark.slow
@@ -51,22 +77,22 @@ def test_compare_makes_pairs_a_table_and_a_page(tmp_path, changes, capsys):
     text = capsys.readouterr().out
     assert re.search(r"muon minus plain, accuracy: .*over 4 paired runs", text)
     record = RunFolder(output).read("comparison.json")
-    assert [(t["kind"], t["seed"], t["fold"]) for t in record["trials"]] == [
-        (kind, seed, fold) for fold in (0, 1) for seed in (0, 1) for kind in ("plain", "muon")
+    assert [(run["variant"], run["seed"], run["fold"]) for run in record["runs"]] == [
+        (variant, seed, fold) for fold in (0, 1) for seed in (0, 1) for variant in ("plain", "muon")
     ]
-    recipes = [RunFolder(output / f"{kind}-seed1-fold0").read("recipe.json") for kind in ("plain", "muon")]
+    recipes = [RunFolder(output / f"{variant}-seed1-fold0").read("recipe.json") for variant in ("plain", "muon")]
     assert {key for key in recipes[0] if recipes[0][key] != recipes[1][key]} == {"muon"}
-    metadata = [RunFolder(output / f"{kind}-seed1-fold1").read("metadata.json") for kind in ("plain", "muon")]
+    metadata = [RunFolder(output / f"{variant}-seed1-fold1").read("metadata.json") for variant in ("plain", "muon")]
     assert metadata[0] == metadata[1]
     page = (output / "report.html").read_text()
     assert page.count("<svg") == page.count("</svg>") == 6  # means, three curves, two matrices
     assert "http" not in page
-    for run in record["trials"]:
+    for run in record["runs"]:
         metrics = output / run["folder"] / "metrics.json"
         before = metrics.stat().st_mtime_ns
         assert before > 0
     assert main(command) == 2
-    assert "has a run already" in capsys.readouterr().err
+    assert "--output must be a free folder" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert metrics.stat().st_mtime_ns == before
 
@@ -74,10 +100,10 @@ def test_compare_makes_pairs_a_table_and_a_page(tmp_path, changes, capsys):
 def test_bad_comparisons_say_what_is_wrong(tmp_path):
     recipe = Recipe.load("watch")
     for arguments, message in (
-        ({"seeds": 0}, "--seeds is 0; it may be 1 or more"),
-        ({"folds": 9}, "--folds is 9; it may be 1 to 5, the recipe's data.folds"),
-        ({"recipe": Recipe.load("folder", [f"data.root={tmp_path}"]), "folds": 2}, "whose test part never changes"),
-        ({"against": "svm"}, "--against is 'svm'; it may be one of minirocket"),
+        ({"seeds": 0}, "--seeds must be .*, got 0"),
+        ({"folds": 9}, "--folds must be .*, got 9"),
+        ({"recipe": Recipe.load("folder", [f"data.root={tmp_path}"]), "folds": 2}, "--folds must be"),
+        ({"against": "svm"}, "--against must be .*, got 'svm'"),
     ):
         with pytest.raises(ValueError, match=message):
             compare(**{"recipe": recipe, "output": tmp_path / "none", **arguments})
@@ -99,7 +125,7 @@ def test_minirocket_sees_exactly_the_same_windows(tmp_path, changes, monkeypatch
     assert (seen["fit"][0] == data.train.windows.x.mT.numpy()).all()
     assert (seen["fit"][1] == data.train.windows.y.numpy()).all()
     assert (seen["test"] == data.test.windows.x.mT.numpy()).all()
-    assert result["kinds"]["minirocket"]["accuracy"]["mean"] > 60
+    assert result.spread("minirocket", "accuracy").mean > 60
     assert "minirocket minus plain" in table(result)
     seen.clear()
     assert compare(recipe, tmp_path / "run", against="minirocket", resume=True) == result

@@ -104,7 +104,7 @@ def test_killed_in_mid_epoch_and_resumed_is_the_undisturbed_run(finished, tmp_pa
     assert not folder.is_finished
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "has a run already; --resume takes it up" in refused.stderr
+    assert "--output must be a free folder" in refused.stderr
     subprocess.run([*command, "--resume"], check=True, env=slow)
     assert folder.read("metrics.json") == json.loads(json.dumps(metrics))
     assert same_weights(output, run)
@@ -188,19 +188,19 @@ def test_the_watch_recipe_is_the_papers():
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("wacht", [], "RECIPE is 'wacht'; it may be one of .*watch.*, or a .toml file"),
-        ("watch", ["epochs=3"], "--set is 'epochs=3'; it may be section.key=value"),
-        ("watch", ["train.epochs=3"], "--set has the section 'train'; it may be one of data, model, muon"),
-        ("watch", ["training.epoch=3"], "training has 'epoch'; it may have epochs, steps"),
-        ("watch", ["training.epochs=many"], "in training: epochs is 'many'; it may be an integer >= 1"),
-        ("watch", ["model.bidirectional=no"], "bidirectional is 'no'; it may be one of"),
-        ("watch", ["model.momentum=foo"], "momentum is 'foo'; it may be one of"),
-        ("watch", ["model.dropout=abc"], "dropout is 'abc'; it may be in"),
-        ("watch", ["muon.gamma=2"], r"in muon: gamma is 2; it may be in \[0, 1\]"),
-        ("watch", ["training.optimizer=sgd"], "optimizer is 'sgd'; it may be one of"),
-        ("watch", ["training.learning_rate=0"], "learning_rate is 0; it may be a number > 0"),
-        ("watch", ["training.warmup=2"], r"warmup is 2; it may be in \[0, 1\]"),
-        ("muwiges", [], "root is None with source 'MuWiGes'; it may be the folder with the data"),
+        ("wacht", [], "RECIPE must be .*watch.*, got 'wacht'"),
+        ("watch", ["epochs=3"], "--set must be SECTION.KEY=VALUE.*, got 'epochs=3'"),
+        ("watch", ["train.epochs=3"], "--set must be one of data, model, muon.*, got 'train'"),
+        ("watch", ["training.epoch=3"], "key of training must be one of epochs, steps.*, got 'epoch'"),
+        ("watch", ["training.epochs=many"], "training.epochs must be .*, got 'many'"),
+        ("watch", ["model.bidirectional=no"], "model.bidirectional must be .*, got 'no'"),
+        ("watch", ["model.momentum=foo"], "model.momentum must be .*, got 'foo'"),
+        ("watch", ["model.dropout=abc"], "model.dropout must be .*, got 'abc'"),
+        ("watch", ["muon.gamma=2"], "muon.gamma must be .*, got 2"),
+        ("watch", ["training.optimizer=sgd"], "training.optimizer must be .*, got 'sgd'"),
+        ("watch", ["training.learning_rate=0"], "training.learning_rate must be .*, got 0"),
+        ("watch", ["training.warmup=2"], "training.warmup must be .*, got 2"),
+        ("muwiges", [], "data.root must be"),
     ],
 )
 def test_bad_recipes_say_what_is_wrong(name, changes, message):
@@ -210,11 +210,14 @@ def test_bad_recipes_say_what_is_wrong(name, changes, message):
 
 def test_files_that_are_no_recipes(tmp_path):
     (tmp_path / "a.toml").write_text("[data\n")
-    with pytest.raises(ValueError, match="is not TOML"):
+    with pytest.raises(ValueError, match="is not valid TOML"):
         Recipe.load(str(tmp_path / "a.toml"))
-    (tmp_path / "b.toml").write_text("[optimiser]\nlr = 1\n")
-    with pytest.raises(ValueError, match="the recipe has 'optimiser'; it may have the sections data"):
+    (tmp_path / "b.toml").write_text('task = "activity"\n[optimiser]\nlr = 1\n')
+    with pytest.raises(ValueError, match=r"section of the recipe must be one of data.*, got 'optimiser'"):
         Recipe.load(str(tmp_path / "b.toml"))
+    (tmp_path / "c.toml").write_text("[data]\n")
+    with pytest.raises(ValueError, match=r"task must be one of activity.*, got None"):
+        Recipe.load(str(tmp_path / "c.toml"))
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
-"""`folder`: any directory with an `index.csv` and one CSV file a recording.
+"""`folder`: your own recordings, one CSV file each, in a folder with an `index.csv`.
 
-`index.csv` has the columns `path` (relative to the folder) and `label`, and `subject`, `split` (`train`, `validation`,
-`test`; empty for a recording to leave out) or both. What a recording may look like is said by `recordings.read_csv`.
+    path,label,subject              `split` (train, validation, test) can replace `subject` or stand beside it
+    a/walk-1.csv,walking,ann
+
+Paths are relative to the folder. An empty split leaves a recording out. `csv_files.read_csv` describes the format of a
+recording.
 """
 
 from __future__ import annotations
@@ -9,63 +12,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..recordings import Channels, DamagedFileError, Listing, Lost, Recording, Signal, Source, read_csv, read_table
+from ..csv_files import read_cells, read_csv
+from ..recordings import Channels, DamagedFileError, LostFile, Recording, Signal
+from .source import Listing, Source
 
 INDEX = "index.csv"
-PARTS = {"train": "train", "validation": "validation", "val": "validation", "test": "test", "": None}
-Row = dict[str, str]
+COLUMNS = "path, label, subject, split"
+SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test", "": None}
+IndexRow = dict[str, str]
 
 
-def read_index(root: Path) -> list[Row]:
-    """The rows of `index.csv`, checked: a mistake in it is an error, not a damaged file."""
+def read_index(root: Path) -> list[IndexRow]:
+    """Read the rows of `index.csv`. A mistake in the index is an error, not a damaged file."""
     path = root / INDEX
     if not path.is_file():
-        raise FileNotFoundError(f"root is {str(root)!r}, which has no {INDEX} (columns path, label, subject, split)")
+        raise FileNotFoundError(f"root must be a folder with {INDEX} (columns {COLUMNS}), got {str(root)!r}")
     try:
-        header, cells = read_table(path)
+        header, cells = read_cells(path)
     except DamagedFileError as error:
         raise ValueError(f"{path} {error}") from error
     columns = [name.lower() for name in header or ()]
     if not {"path", "label"} <= set(columns):
-        found = ", ".join(columns) or "no header"
-        raise ValueError(f"{path} has {found}; it may have the columns path, label, subject, split")
+        raise ValueError(f"{path} must have the columns {COLUMNS}, got {', '.join(columns) or 'no header'}")
     rows = [dict(zip(columns, (str(cell).strip() for cell in row), strict=True)) for row in cells]
-    _check(path, root, rows)
+    _check_rows(path, root, rows)
     return rows
 
 
-def _check(path: Path, root: Path, rows: Sequence[Row]) -> None:
-    """A recording listed twice could stand in two parts at once."""
-    seen: dict[Path, int] = {}
+def _check_rows(path: Path, root: Path, rows: Sequence[IndexRow]) -> None:
+    """Refuse repeated recordings, which could be in two splits at once, and unknown splits."""
+    row_of: dict[Path, int] = {}
     for number, row in enumerate(rows, start=2):
         file = (root / row["path"]).resolve()
-        if file in seen:
-            raise ValueError(f"{path} lists {row['path']!r} in rows {seen[file]} and {number}; it may be there once")
-        seen[file] = number
-        if row.get("split", "").lower() not in PARTS:
+        if file in row_of:
+            raise ValueError(f"path must be unique in {path}, got {row['path']!r} in rows {row_of[file]} and {number}")
+        row_of[file] = number
+        if row.get("split", "").lower() not in SPLIT_NAMES:
             raise ValueError(
-                f"{path} has split {row['split']!r} in row {number}; it may be train, validation, test or empty"
+                f"split must be train, validation, test or empty in {path}, got {row['split']!r} in row {number}"
             )
 
 
-def _in_order(labels: set[str]) -> tuple[str, ...]:
-    """Numbers by size, then words."""
+def _sort_labels(labels: set[str]) -> tuple[str, ...]:
+    """Sort labels: numbers by value, then words."""
     return tuple(sorted(labels, key=lambda label: (not label.isdecimal(), label.zfill(20), label)))
 
 
-def find(root: Path, channels: Channels | None) -> Listing:
-    """The recordings of `index.csv`, by path."""
+def find_recordings(root: Path, channels: Channels | None) -> Listing:
+    """List the recordings of `index.csv`, sorted by path."""
     rows = sorted(read_index(root), key=lambda row: row["path"])
-    lost: list[Lost] = [(row["path"], f"has no label in {INDEX}") for row in rows if not row["label"]]
+    lost: list[LostFile] = [(row["path"], f"has no label in {INDEX}") for row in rows if not row["label"]]
     rows = [row for row in rows if row["label"]]
-    classes = _in_order({row["label"] for row in rows})
+    classes = _sort_labels({row["label"] for row in rows})
     recordings = [Recording(row["path"], classes.index(row["label"]), row.get("subject") or None) for row in rows]
-    given = [PARTS[row["split"].lower()] for row in rows if "split" in row]
+    splits = [SPLIT_NAMES[row["split"].lower()] for row in rows if "split" in row]
 
     def read(recording: Recording) -> Signal:
         return read_csv(root / recording.name, channels)
 
-    return Listing(recordings, classes, read, lost, {"given": given} if given else {})
+    return Listing(recordings, classes, read, lost, {"given": splits} if splits else {})
 
 
-SOURCE = Source("folder", ("given", "subject", "kfold"), find, read_csv)
+SOURCE = Source(("given", "subject", "kfold"), find_recordings, read_csv)

@@ -3,10 +3,10 @@
     data = Ade20k("ADEChallengeData2016", "training", classes=150, view=CropView(512))
     image, labels = data[0]
 
-root/images/training/*.jpg        root/annotations/training/*.png      and the same for validation and others
+root/images/training/*.jpg        root/annotations/training/*.png      and the same for validation and other splits
 image    float32 `[3, H, W]` in [0, 1]
-labels   int64 `[H, W]`: 0 to classes - 1, or 255 where nothing is to be learned. Files have one more: their 0 (nothing)
-         becomes 255, and what is left is one less.
+labels   int64 `[H, W]`: 0 to classes - 1, or 255 (`IGNORED`) for pixels that no loss and no score counts. Label files
+         count from 1: their 0 (unlabeled) is read as 255, and every other label as one less.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_int, check_number, is_number
 
 from .image_files import DamagedImageError, is_image, open_image, read_image
 
 IGNORED = 255
-TRIES = 10  # crops drawn until one is not nearly all of one class
+MAX_TRIES = 10  # crops to draw before one that is nearly all of one class is accepted
 
 
 @dataclass(frozen=True)
 class CropView:
-    """Random scale, crop and mirror, as UperNet is trained.
+    """Random scale, crop and flip, as UperNet is trained.
 
     Attributes:
-        size: side of the crop; smaller images are filled with black, their labels with 255.
-        scales: least and most of the factor that the image is scaled by.
-        flip: chance to be mirrored, left to right.
-        most: share of a crop's labelled pixels that one class may have; other places are tried for a while.
+        size: side of the crop; smaller images are padded with black, their labels with 255.
+        scales: smallest and largest factor that the image is scaled by.
+        flip: probability of a horizontal flip.
+        max_class_share: largest fraction of a crop's labeled pixels that one class can have; other crops are drawn
+            up to `MAX_TRIES` times.
     """
 
     size: int = 512
     scales: tuple[float, float] = (0.5, 2.0)
     flip: float = 0.5
-    most: float = 0.75
+    max_class_share: float = 0.75
 
     def __post_init__(self) -> None:
-        if not is_int(self.size, 1):
-            raise ValueError(f"size is {self.size!r}; it may be an integer >= 1")
-        object.__setattr__(self, "scales", tuple(self.scales))
+        check_int("size", self.size, 1)
+        if not isinstance(self.scales, (tuple, list)) or not all(map(is_number, self.scales)):
+            raise TypeError(f"scales must be two numbers, got {self.scales!r}")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
-            raise ValueError(f"scales is {self.scales!r}; it may be the least and the most factor, > 0")
-        for name, least in (("flip", 0), ("most", 1e-9)):
-            value = getattr(self, name)
-            if not is_number(value) or not least <= value <= 1:
-                raise ValueError(f"{name} is {value!r}; it may be in {'[' if least == 0 else '('}0, 1]")
+            raise ValueError(f"scales must be the smallest and the largest factor, both > 0, got {self.scales!r}")
+        object.__setattr__(self, "scales", tuple(self.scales))
+        check_number("flip", self.flip, 0, 1)
+        check_number("max_class_share", self.max_class_share, 0, 1, open_low=True)
 
     def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Image and labels, changed by numbers from torch's default generator so that a resumed run draws the same."""
+        """Transform image and labels; random numbers come from torch's default generator, so that runs can resume."""
         low, high = self.scales
         image, labels = scale(image, labels, low + (high - low) * float(torch.rand(())))
-        image, labels = fill(image, labels, self.size)
+        image, labels = pad(image, labels, self.size, self.size)
         image, labels = self._crop(image, labels)
         if self.flip and torch.rand(()) < self.flip:
             image, labels = image.flip(-1), labels.flip(-1)
         return image, labels
 
     def _crop(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             top, left = (int(torch.randint(side - self.size + 1, ())) for side in labels.shape)
             window = (slice(top, top + self.size), slice(left, left + self.size))
-            found = labels[window]
-            counts = found[found != IGNORED].bincount()
-            if counts.numel() and counts.max() <= self.most * counts.sum():
+            cropped = labels[window]
+            counts = cropped[cropped != IGNORED].bincount()
+            if counts.numel() and counts.max() <= self.max_class_share * counts.sum():
                 break
         return image[:, *window], labels[window]
 
 
 def scale(image: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Image (bilinear, with a low-pass filter) and labels (nearest), larger or smaller by a factor."""
+    """Scale image (bilinear, antialiased) and labels (nearest) by a factor."""
     size = [max(1, round(side * factor)) for side in labels.shape]
     if size == list(labels.shape):
         return image, labels
@@ -85,16 +85,16 @@ def scale(image: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]
     return image, F.interpolate(labels[None, None].float(), size, mode="nearest-exact")[0, 0].to(labels.dtype)
 
 
-def fill(image: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Makes both sides `size` at least: on the right and at the bottom, black and with nothing to learn."""
-    missing = (0, max(0, size - labels.shape[1]), 0, max(0, size - labels.shape[0]))
+def pad(image: Tensor, labels: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Pad on the right and at the bottom to at least this size: the image with black, the labels with 255."""
+    missing = (0, max(0, width - labels.shape[1]), 0, max(0, height - labels.shape[0]))
     if not any(missing):
         return image, labels
     return F.pad(image, missing), F.pad(labels, missing, value=IGNORED)
 
 
 def shift_labels(labels: Tensor) -> Tensor:
-    """Labels as files have them to those of training: 0 (nothing) becomes 255, all others one less; 255 stays."""
+    """Convert labels of a file to labels for training: 0 (unlabeled) becomes 255, 255 stays, others become one less."""
     return torch.where((labels == 0) | (labels == IGNORED), IGNORED, labels - 1)
 
 
@@ -102,35 +102,38 @@ class Ade20k(Dataset):
     """Images with a label for each pixel.
 
     Attributes:
-        pairs: files of images and labels, in the order of their names.
-        classes: how many.
+        pairs: files of images and labels, sorted by name.
+        classes: number of classes.
     """
 
-    def __init__(self, root: str | Path, part: str, classes: int = 150, view: CropView | None = None) -> None:
-        """`part` is the name of a folder, such as `"training"`; view None shows images as they are."""
-        if not is_int(classes) or not 1 <= classes < IGNORED:
-            raise ValueError(f"classes is {classes!r}; it may be an integer from 1 to {IGNORED - 1}")
+    def __init__(self, root: str | Path, split: str, classes: int = 150, view: CropView | None = None) -> None:
+        """`split` is the name of a folder, such as `"training"`; without a view, images are returned unchanged."""
+        check_int("classes", classes, 1)
+        if classes >= IGNORED:
+            raise ValueError(f"classes must be less than {IGNORED}, got {classes}")
         self.classes, self.view = classes, view
-        images, labels = (_files(Path(root) / inside / part) for inside in ("images", "annotations"))
-        for one, other, folder in ((images, labels, "annotations"), (labels, images, "images")):
-            alone = sorted(set(one) - set(other))
-            if alone:
-                raise FileNotFoundError(f"{one[alone[0]]} has no partner of its name in {Path(root) / folder / part}")
+        images, labels = (_files_by_name(Path(root) / kind / split) for kind in ("images", "annotations"))
+        for files, others, kind in ((images, labels, "annotations"), (labels, images, "images")):
+            single = sorted(set(files) - set(others))
+            if single:
+                raise FileNotFoundError(
+                    f"{files[single[0]]} must have a partner in {Path(root) / kind / split}, got none"
+                )
         self.pairs = [(images[name], labels[name]) for name in sorted(images)]
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        path, labelled = self.pairs[number]
-        image, labels = read_image(path).float() / 255, self.labels(number)
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image_path, label_path = self.pairs[index]
+        image, labels = read_image(image_path).float() / 255, self.labels(index)
         if image.shape[1:] != labels.shape:
-            sizes = f"{tuple(labels.shape)} and {path} {tuple(image.shape[1:])} (height, width)"
-            raise DamagedImageError(f"{labelled} is {sizes}; they may be of one size")
+            sizes = f"{tuple(labels.shape)} and {tuple(image.shape[1:])} (height, width)"
+            raise DamagedImageError(f"{label_path} must have the size of {image_path}, got {sizes}")
         return self.view(image, labels) if self.view else (image, labels)
 
-    def shares(self, images: int) -> list[float]:
-        """The share of each class among the labelled pixels of so many images, evenly apart."""
+    def class_shares(self, images: int) -> list[float]:
+        """Each class's share of the labeled pixels, over so many evenly spaced images."""
         count = min(images, len(self))
         pixels = torch.zeros(self.classes, dtype=torch.int64)
         for i in range(count):
@@ -138,31 +141,32 @@ class Ade20k(Dataset):
             pixels += torch.bincount(labels[labels != IGNORED], minlength=self.classes)
         return (pixels / pixels.sum().clamp(min=1)).tolist()
 
-    def labels(self, number: int) -> Tensor:
-        """The labels of one image, int64 `[H, W]`."""
-        path = self.pairs[number][1]
+    def labels(self, index: int) -> Tensor:
+        """Read the labels of one image, int64 `[H, W]`."""
+        path = self.pairs[index][1]
         image = open_image(path)
         if image.mode not in ("L", "P", "1"):
-            raise DamagedImageError(f"{path} is an image of mode {image.mode!r}; labels may be one byte a pixel")
+            raise DamagedImageError(f"{path} must have one byte per pixel (mode L, P or 1), got mode {image.mode!r}")
         labels = shift_labels(torch.from_numpy(np.array(image).astype(np.int64)))
         wrong = labels[(labels >= self.classes) & (labels != IGNORED)]
         if wrong.numel():
-            raise DamagedImageError(
-                f"{path} has label {int(wrong[0]) + 1}; it may be 0 to {self.classes} (classes), or 255"
-            )
+            wanted = f"labels 0 to {self.classes} (classes), or {IGNORED}"
+            raise DamagedImageError(f"{path} must have {wanted}, got {int(wrong[0]) + 1}")
         return labels
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """The images in a folder, by their names without suffix."""
+def _files_by_name(folder: Path) -> dict[str, Path]:
+    """The images in a folder, by name without suffix."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; root may have images/ and annotations/ with the same parts")
+        raise FileNotFoundError(
+            f"{folder} must be a folder of images, got no folder; root has images/ and annotations/"
+        )
     files = [path for path in sorted(folder.iterdir()) if is_image(path)]
     if not files:
-        raise ValueError(f"{folder} has no images; it may have one or more")
-    named: dict[str, Path] = {}
+        raise ValueError(f"{folder} must have one or more images, got none")
+    by_name: dict[str, Path] = {}
     for path in files:
-        if path.stem in named:
-            raise ValueError(f"{path} and {named[path.stem].name} have one name; each may be there once")
-        named[path.stem] = path
-    return named
+        if path.stem in by_name:
+            raise ValueError(f"{folder} must have one file per name, got {by_name[path.stem].name} and {path.name}")
+        by_name[path.stem] = path
+    return by_name

@@ -1,11 +1,11 @@
-"""The fifteen corruptions of ImageNet-C for one's own images, in ImageNet-C's layout.
+"""The fifteen corruptions of ImageNet-C for your own images, in ImageNet-C's layout.
 
-    corrupt_folder(Path("val"), Path("val-c"))              # val-c/gaussian_noise/1/class/file.jpg and so on
+    corrupt_folder(Path("val"), Path("val-c"))              # writes val-c/gaussian_noise/1/class/file.jpg and so on
 
-The corruptions are those of `imagecorruptions-imaug`, a kept fork of the package made from ImageNet-C's own code, for
-images of any size from 32 pixels on. Names and severities are ImageNet-C's; images are not equal to it bit by bit:
-random numbers differ, and some strengths are set for the size of an image. D. Hendrycks and T. Dietterich, Benchmarking
-neural network robustness to common corruptions and perturbations, 2019 (arXiv 1903.12261).
+The corruptions come from `imagecorruptions-imaug`, a maintained fork of the package made from ImageNet-C's own code,
+for images of 32 pixels or more. Names and severities are ImageNet-C's. The images do not match it bit by bit: random
+numbers differ, and some strengths depend on the size of the image. D. Hendrycks and T. Dietterich, Benchmarking neural
+network robustness to common corruptions and perturbations, 2019 (arXiv 1903.12261).
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muonssm.checks import is_int
+from muonssm.checks import check_choice, check_int
 from muonssm.lab.core.files import atomic
 
-from .image_files import class_names, find_images, need, open_image, to_pil, to_tensor
+from .image_files import class_names, find_images, missing_package, open_image, to_pil, to_tensor
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 32
-QUALITY = 85  # of the JPEG files, as ImageNet-C's
-SEEDED = ("impulse_noise", "glass_blur")  # these do not draw from numpy's global generator
+MIN_SIDE = 32
+JPEG_QUALITY = 85  # as ImageNet-C's
+SEEDED = ("impulse_noise", "glass_blur")  # take a seed; the others draw from numpy's global generator
+PIL_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF"}  # other formats are named like their suffix
 
 
 def corrupt(image: Tensor, corruption: str, severity: int, seed: int = 0) -> Tensor:
-    """An image, uint8 `[3, H, W]`, after a corruption; the same seed gives the same image."""
+    """Corrupt an image, uint8 `[3, H, W]`; the same seed gives the same result."""
     try:
         from imagecorruptions import corruptions
     except ImportError as error:
-        raise need("imagecorruptions-imaug", "making corruptions") from error
+        raise missing_package("imagecorruptions-imaug", "making corruptions") from error
     _check(image, corruption, severity)
     arguments = {"seed": seed % 2**32} if corruption in SEEDED else {}
-    # Some of the functions print when they handle an odd size.
+    # Some of the functions print when an image has an odd size.
     with _numpy_seed(seed), contextlib.redirect_stdout(io.StringIO()):
         changed = getattr(corruptions, corruption)(to_pil(image), severity, **arguments)
     return torch.from_numpy(np.array(changed).astype(np.uint8)).permute(2, 0, 1).contiguous()
 
 
 def _check(image: Tensor, corruption: str, severity: int) -> None:
-    if corruption not in CORRUPTIONS:
-        raise ValueError(f"corruption is {corruption!r}; it may be one of {CORRUPTIONS}")
-    if severity not in SEVERITIES or isinstance(severity, bool):
-        raise ValueError(f"severity is {severity!r}; it may be one of {SEVERITIES}")
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise ValueError(f"image is {image.dtype} {tuple(image.shape)}; it may be torch.uint8 (3, H, W)")
-    if min(image.shape[1:]) < SMALLEST:
-        raise ValueError(f"image is {image.shape[1]} x {image.shape[2]}; its sides may be {SMALLEST} or more")
+    check_choice("corruption", corruption, CORRUPTIONS)
+    check_choice("severity", severity, SEVERITIES)
+    if image.dtype != torch.uint8:
+        raise TypeError(f"image must be torch.uint8, got {image.dtype}")
+    if image.ndim != 3 or image.shape[0] != 3 or min(image.shape[1:]) < MIN_SIDE:
+        wanted = f"(3, H, W) with sides of {MIN_SIDE} or more"
+        raise ValueError(f"image must have the shape {wanted}, got {tuple(image.shape)}")
 
 
 @contextlib.contextmanager
 def _numpy_seed(seed: int) -> Iterator[None]:
-    """The library draws from numpy's global generator, which is left as it was."""
+    """Seed numpy's global generator, which the library draws from; restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(seed % 2**32)
     try:
@@ -71,8 +71,8 @@ def _numpy_seed(seed: int) -> Iterator[None]:
         np.random.set_state(before)
 
 
-def crop_centre(image: Tensor, size: int) -> Tensor:
-    """The middle, `[3, size, size]`, once the shorter side is 8/7 of `size`: for 224 that is 256, as ImageNet-C's."""
+def crop_center(image: Tensor, size: int) -> Tensor:
+    """Resize the shorter side to 8/7 of `size` (256 for 224, as ImageNet-C), and crop the center, `[3, size, size]`."""
     from PIL import Image
 
     shorter = max(size, round(size * 8 / 7))
@@ -92,23 +92,22 @@ def corrupt_folder(
     seed: int = 0,
     progress: bool = True,
 ) -> int:
-    """Writes `output/corruption/severity/class/file` for all images in `source/class/`; returns how many are new.
+    """Write every image in every corruption and severity; return how many are new.
 
-    Files that are there already stay, and each is written whole or not at all: the same call goes on after a stop.
+    Files that exist are kept, and each is written atomically: the same call continues after an interruption.
 
     Args:
-        source: a folder with one folder of images for each class.
-        output: where to write.
-        corruptions, severities: which of them.
-        size: None corrupts images as they are; otherwise their middle at that size, see `crop_centre`.
-        seed: with a file's name it decides what is random; the other settings may change without a change in it.
-        progress: shows a bar.
+        source: a folder with one folder of images per class.
+        output: a folder to write to.
+        corruptions, severities: which of them to write.
+        size: None corrupts whole images; otherwise their center at that size, see `crop_center`.
+        seed: with a file's name, corruption and severity it determines all random numbers.
+        progress: show a progress bar.
     """
     from tqdm import tqdm
 
     source, output = Path(source), Path(output)
-    classes = class_names(source)
-    files, _ = find_images(source, classes)
+    files, _ = find_images(source, class_names(source))
     jobs = [(corruption, severity) for corruption in corruptions for severity in severities]
     _check_jobs(jobs, size, source, output)
     new = 0
@@ -118,43 +117,42 @@ def corrupt_folder(
             targets = {job: output / job[0] / str(job[1]) / name for job in jobs}
             missing = {job: target for job, target in targets.items() if not target.is_file()}
             bar.update(len(jobs) - len(missing))
-            image = _load(file.path, size) if missing else None
+            if not missing:
+                continue
+            image = _load(file.path, size)
             for (corruption, severity), target in missing.items():
-                assert image is not None
-                changed = corrupt(image, corruption, severity, _seed(seed, name, corruption, severity))
-                _save(changed, target)
+                _save(corrupt(image, corruption, severity, _seed(seed, name, corruption, severity)), target)
                 new += 1
                 bar.update()
     return new
 
 
 def _check_jobs(jobs: Sequence[tuple[str, int]], size: int | None, source: Path, output: Path) -> None:
-    sample = torch.zeros(3, SMALLEST, SMALLEST, dtype=torch.uint8)
+    """Check all arguments before anything is written."""
     for corruption, severity in jobs:
-        _check(sample, corruption, severity)
-    if size is not None and not is_int(size, SMALLEST):
-        raise ValueError(f"size is {size!r}; it may be None or an integer >= {SMALLEST}")
+        check_choice("corruption", corruption, CORRUPTIONS)
+        check_choice("severity", severity, SEVERITIES)
+    if size is not None:
+        check_int("size", size, MIN_SIDE)
     if output.resolve().is_relative_to(source.resolve()):
-        raise ValueError(f"output is {str(output)!r}, which is in source {str(source)!r}; it may be outside of it")
+        raise ValueError(f"output must be outside of source {str(source)!r}, got {str(output)!r}")
 
 
 def _load(path: Path, size: int | None) -> Tensor:
     image = to_tensor(open_image(path))
-    image = image if size is None else crop_centre(image, size)
-    if min(image.shape[1:]) < SMALLEST:
-        raise ValueError(
-            f"{path} is {image.shape[1]} x {image.shape[2]}; its sides may be {SMALLEST} or more, or size may be given"
-        )
+    image = image if size is None else crop_center(image, size)
+    if min(image.shape[1:]) < MIN_SIDE:
+        got = f"{image.shape[1]} x {image.shape[2]}"
+        raise ValueError(f"{path} must have sides of {MIN_SIDE} or more, got {got}; --size enlarges it")
     return image
 
 
 def _save(image: Tensor, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    kinds = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF"}
-    kind = kinds.get(target.suffix.lower(), target.suffix[1:].upper())
+    format_ = PIL_FORMATS.get(target.suffix.lower(), target.suffix[1:].upper())
     with atomic(target) as part:
-        # The suffix of an unfinished file says nothing of its format.
-        to_pil(image).save(part, kind, **({"quality": QUALITY} if kind == "JPEG" else {}))
+        # The temporary file has another suffix, so the format is given.
+        to_pil(image).save(part, format_, **({"quality": JPEG_QUALITY} if format_ == "JPEG" else {}))
 
 
 def _seed(seed: int, name: Path, corruption: str, severity: int) -> int:

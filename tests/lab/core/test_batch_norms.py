@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from muonssm.lab.core.batch_norms import apart, batch_norms, drawn, renew
+from muonssm.lab.core.batch_norms import batch_norms, draw_batches, isolated_random_state, recompute_statistics
 from muonssm.lab.core.config import TrainingConfig
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
@@ -30,7 +30,7 @@ class Small(nn.Module):
 def test_statistics_are_the_mean_over_batches_with_dropout_at_rest():
     model, batches = Small().train(), torch.arange(24.0).view(2, 4, 3) ** 2
     model.norm.running_mean.fill_(7)
-    renew(model, ({"images": batch} for batch in batches))
+    recompute_statistics(model, ({"images": batch} for batch in batches))
     doubled = 2 * batches
     torch.testing.assert_close(model.norm.running_mean, doubled.mean(1).mean(0))
     torch.testing.assert_close(model.norm.running_var, doubled.var(1, unbiased=True).mean(0))
@@ -41,7 +41,7 @@ def test_statistics_are_the_mean_over_batches_with_dropout_at_rest():
 def test_a_batch_that_fails_leaves_the_momentum():
     model = Small()
     with pytest.raises(ValueError, match="more than 1 value"):
-        renew(model, [{"images": torch.ones(1, 3)}])
+        recompute_statistics(model, [{"images": torch.ones(1, 3)}])
     assert model.norm.momentum == 0.3
 
 
@@ -55,19 +55,19 @@ def test_random_numbers_go_on_as_if_none_were_drawn():
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(3)
     first = numbers()
-    with apart(5):
+    with isolated_random_state(5):
         inside = numbers()
-    with apart(5):
+    with isolated_random_state(5):
         assert numbers() == inside
     assert [first, numbers()] == undisturbed
     assert inside not in undisturbed
 
 
 def test_items_are_drawn_once_in_even_parts():
-    parts = drawn(50, 33, 16)
+    parts = draw_batches(50, 33, 16)
     assert [len(part) for part in parts] == [11, 11, 11]
     assert len({number for part in parts for number in part} & set(range(50))) == 33
-    assert sorted(drawn(5, 100, 16)[0]) == [0, 1, 2, 3, 4]
+    assert sorted(draw_batches(5, 100, 16)[0]) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
@@ -81,9 +81,9 @@ def test_a_run_keeps_the_statistics_of_the_weights_it_keeps(changes, tmp_path, e
     _, _, model = RunFolder(tmp_path / "run").load_model()
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     data = recipe.task.load_data()
-    with apart(recipe.training.seed):
-        parts = drawn(len(data.train), 40, 4 * recipe.training.batch_size)
-        renew(model, (recipe.task.collate([data.train[i] for i in part], training=True) for part in parts))
+    with isolated_random_state(recipe.training.seed):
+        parts = draw_batches(len(data.train), 40, 4 * recipe.training.batch_size)
+        recompute_statistics(model, (recipe.task.collate([data.train[i] for i in part], training=True) for part in parts))
     assert batch_norms(model)
     torch.testing.assert_close(model.state_dict(), kept)
 

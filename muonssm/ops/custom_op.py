@@ -25,5 +25,5 @@ def _old_spelling(hint: Any) -> Any:
     arguments = tuple(_old_spelling(argument) for argument in typing.get_args(hint))
     if isinstance(hint, types.UnionType):
         return typing.Union[arguments]  # noqa: UP007
-    generic = {list: typing.List, tuple: typing.Tuple}.get(typing.get_origin(hint))  # noqa: UP006
+    generic: Any = {list: typing.List, tuple: typing.Tuple}.get(typing.get_origin(hint))  # noqa: UP006
     return hint if generic is None else generic[arguments]

@@ -96,8 +96,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(variant):
     mixer, x = variant.build(), inputs(2, 40, D_MODEL).requires_grad_()
     leaves = [x, *mixer.parameters()]
     expected = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
-    found = torch.autograd.grad(checkpoint(mixer, x, use_reentrant=False)[0].square().sum(), leaves)
-    for a, b in zip(found, expected, strict=True):
+    actual = torch.autograd.grad(checkpoint(mixer, x, use_reentrant=False)[0].square().sum(), leaves)
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
 
 

@@ -11,8 +11,8 @@
     u               u               `[B, L, d_model]`, the input of the mixer
     x_t = v_t       x, v            `[B, L, d_inner]`; matrix form `[B, L, num_heads, head_dim]`
     k_t, q_t        k, q            `[B, L, d_state]`, shared by all heads
-    beta_t          s               what the write gate is made of; eps takes beta's place in the memory
-    eps_t           eps             `[B, L, num_heads]`; diagonal form `[B, L, d_inner]`
+    beta_t          s               `[B, L, num_heads]`; diagonal form `[B, L, d_inner]`
+    eps_t           eps             shaped like s; passed to the memory as its write gate
     S_t, M_t        memory.S, .M    `[B, num_heads, head_dim, d_state]`; diagonal form `[B, d_inner, d_state]`
                     z               `[B, L, d_inner]`, the output gate
 

@@ -29,7 +29,7 @@ def write_heatmap(result: Result, path: str | Path) -> Path:
 
 
 def needle_page(result: Result) -> str:
-    """Return the page as HTML text."""
+    """The page as HTML text."""
     settings = result["settings"]
     introduction = (
         "Share of answers that contain the value, by the length of the prompt and the depth of the needle in it. "
@@ -47,13 +47,14 @@ def needle_page(result: Result) -> str:
 
 
 def needle_file(result: Result) -> str:
-    """Return the text of an .svg file with a panel per variant."""
+    """The text of an .svg file with a panel per variant."""
     panels = [_panel(result, variant, TITLES.get(variant, variant)) for variant in by_cell(result)[0]]
+    panels = panels or [_panel(result, "", "No cell was run.")]
     return figures.standalone(figures.side_by_side(panels, "share of needles found by depth and length"))
 
 
 def needle_figures(result: Result) -> list[tuple[str, str]]:
-    """Return the caption and the figure of each variant."""
+    """The caption and the figure of each variant."""
     return [(TITLES.get(variant, variant), _panel(result, variant)) for variant in by_cell(result)[0]]
 
 
@@ -72,7 +73,7 @@ def _panel(result: Result, variant: str, title: str = "") -> str:
 
 
 def _depths(cell: dict[str, Any] | None) -> Sequence[Any]:
-    """Return the bins of a cell and the whole cell; None for each if it was not run."""
+    """The bins of a cell and the whole cell; None for each if it was not run."""
     return [None] * (BINS + 1) if cell is None else [*cell["depths"], {**cell, "from": 0, "to": 1}]
 
 
@@ -84,7 +85,7 @@ def _tooltip(name: str, depth: dict[str, Any] | None) -> str:
 
 
 def _remarks(result: Result) -> list[str]:
-    """Say where the essay was too short for the haystack."""
+    """Sentences about cells whose essay was too short for the haystack."""
     return [
         f"{cell['variant']}, {cell['length']} tokens: the essay is shorter than the haystack in {cell['repeated']} of "
         f"{cell['samples']} samples and is repeated there."
@@ -94,7 +95,7 @@ def _remarks(result: Result) -> list[str]:
 
 
 def _wrong_answers(result: Result) -> list[Section]:
-    """Return a section with the first wrong answer of each cell, if there are any."""
+    """A section with the first wrong answer of each cell, if there are any."""
     rows = [
         [
             f"{cell['variant']}, {cell['length']} tokens, depth {wrong['depth']:.0%}",

@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from muonssm.checks import check_bool, check_choice, check_int
-from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.library_output import hide_progress_bars
 from muonssm.lab.core.scorer import LossScorer
 from muonssm.lab.core.task import DataSplits, Metric, Task
@@ -27,6 +26,9 @@ from .prepare import prepare_stdlib
 from .pretrained import MODEL_FOLDERS, load_pretrained
 from .shards import SPLITS, Blocks, PreparedTokens, TokenSplit, open_tokens
 from .tokenizer import MIN_VOCAB_SIZE, load_tokenizer
+
+if TYPE_CHECKING:
+    from muonssm.lab.core.experiment import Experiment
 
 SAMPLE_PROMPTS = ("import ", "def ", "class ")  # for models of Python's standard library
 PRESET_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "mixer")  # a preset fixes these

@@ -1,4 +1,4 @@
-"""`MuonSSMCache`: what a model keeps of the tokens so far; for mixers this is their state, whose size never grows."""
+"""`MuonSSMCache`: the state of a model after the tokens so far; the state of a mixer does not grow with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of tasks share."""
+"""Fixtures of the language tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For tiny sizes, where threads would spend their time waiting for each other."""
+    """Run on one thread: for tiny models, synchronizing threads takes longer than computing."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -16,7 +16,7 @@ ODD = "naïve 日本語 🦜\n  two lines, café"
 
 
 def byte_tokenizer(**special):
-    """Byte-level: a character outside ASCII is two to four tokens."""
+    """Byte-level: a character outside ASCII has two to four tokens."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -27,7 +27,7 @@ def byte_tokenizer(**special):
 
 
 def word_tokenizer():
-    """Marks spaces at the start of words and drops the first one, as the tokenizers of the Llama family do."""
+    """Marks spaces at the start of words and drops the first one, like the tokenizers of the Llama family."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -36,32 +36,32 @@ def word_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 
 
-def tiny(vocabulary, kind=MambaForCausalLM, **options):
+def tiny(vocab_size, model_class=MambaForCausalLM, **options):
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, state_size=4, **options)
-    model = kind(config).eval()
-    torch.nn.init.normal_(model.backbone.embeddings.weight, std=0.5)  # far from uniform, so that draws differ
+    config = MambaConfig(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=4, **options)
+    model = model_class(config).eval()
+    torch.nn.init.normal_(model.backbone.embeddings.weight, std=0.5)  # far from uniform, so that samples differ
     return model
 
 
 class ScriptedMamba(MambaForCausalLM):
-    """Says what it is told to, then token 5 for ever. (`generate` looks for the cache by the name of the class.)"""
+    """Generates the tokens of `script`, then token 5. (`generate` finds the cache by the name of the class.)"""
 
     script: tuple[int, ...] = ()
-    said = 0
+    step = 0
 
     def forward(self, *args, **kwargs):
         output = super().forward(*args, **kwargs)
-        token = self.script[self.said] if self.said < len(self.script) else 5
+        token = self.script[self.step] if self.step < len(self.script) else 5
         output.logits[:, -1] = torch.nn.functional.one_hot(torch.tensor(token), output.logits.shape[-1]) * 100.0
-        self.said += 1
+        self.step += 1
         return output
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny models only wait for a second one
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
@@ -76,18 +76,18 @@ def model(tokenizer):
     return tiny(len(tokenizer))
 
 
-def say(tokenizer, text, prompt="the cat", end=True, **options):
-    """What comes out, and in what pieces, where the model says the tokens that `text` adds to `prompt`."""
+def generate_script(tokenizer, text, prompt="the cat", end=True, **options):
+    """The generated text, its pieces and the model, for a model that generates `text` after `prompt`."""
     whole, start = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in (prompt + text, prompt))
     assert whole[: len(start)] == start
     speaker = tiny(len(tokenizer), ScriptedMamba)
     speaker.script = (*whole[len(start) :], *([tokenizer.eos_token_id] if end else []))
     pieces = []
-    found = generate_text(speaker, tokenizer, prompt, stream=pieces.append, **{"max_new_tokens": 100, **options})
-    return found, pieces, speaker
+    generated = generate_text(speaker, tokenizer, prompt, stream=pieces.append, **{"max_new_tokens": 100, **options})
+    return generated, pieces, speaker
 
 
-def test_greedy_is_what_generate_gives(model, tokenizer):
+def test_greedy_equals_transformers_generate(model, tokenizer):
     pieces = []
     found = generate_text(model, tokenizer, "the dog", max_new_tokens=30, greedy=True, stream=pieces.append)
     ids = tokenizer("the dog", return_tensors="pt")["input_ids"]
@@ -97,7 +97,7 @@ def test_greedy_is_what_generate_gives(model, tokenizer):
     assert len(found) > 5
 
 
-def test_pieces_join_to_what_is_returned_and_seeds_repeat(model, tokenizer):
+def test_pieces_join_to_the_result_and_seeds_are_deterministic(model, tokenizer):
     def draw(seed, **options):
         pieces = []
         found = generate_text(model, tokenizer, "the", 12, seed=seed, stream=pieces.append, **options)
@@ -107,7 +107,7 @@ def test_pieces_join_to_what_is_returned_and_seeds_repeat(model, tokenizer):
     state = torch.random.get_rng_state()
     assert draw(3) == draw(3)
     assert len({draw(seed, temperature=2.0, top_p=1.0) for seed in range(3)}) > 1
-    assert torch.equal(torch.random.get_rng_state(), state)  # the caller's own draws go on as if nothing had been
+    assert torch.equal(torch.random.get_rng_state(), state)  # the caller's random state is restored
     greedy = generate_text(model, tokenizer, "the", 12, greedy=True)
     assert draw(4, top_k=1) == draw(5, top_p=1e-9) == draw(6, temperature=1e-6) == greedy
     torch.manual_seed(3)
@@ -116,57 +116,57 @@ def test_pieces_join_to_what_is_returned_and_seeds_repeat(model, tokenizer):
     assert not torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_characters_of_several_tokens_come_whole(tokenizer):
-    found, pieces, _ = say(tokenizer, f": {ODD}")
+def test_characters_of_several_tokens_are_streamed_complete(tokenizer):
+    found, pieces, _ = generate_script(tokenizer, f": {ODD}")
     assert found == "".join(pieces) == f": {ODD}"
     assert len(tokenizer(ODD)["input_ids"]) > len(ODD)
-    assert len(pieces) > 10  # as they come, not all at the end
+    assert len(pieces) > 10  # streamed, not all at the end
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
     assert {"日", "🦜"} <= set(pieces)
 
 
-def test_half_a_character_at_the_end_is_not_lost(tokenizer):
+def test_an_incomplete_character_at_the_end_is_kept(tokenizer):
     parrot = tokenizer("🦜", add_special_tokens=False)["input_ids"]
-    found, pieces, _ = say(tokenizer, " 🦜", max_new_tokens=len(parrot))
+    found, pieces, _ = generate_script(tokenizer, " 🦜", max_new_tokens=len(parrot))
     assert found == "".join(pieces) == " \N{REPLACEMENT CHARACTER}"
 
 
-def test_spaces_stay_where_words_carry_them():
-    found, pieces, _ = say(word_tokenizer(), " sat\n on the mat")
+def test_spaces_marked_on_words_are_kept():
+    found, pieces, _ = generate_script(word_tokenizer(), " sat\n on the mat")
     assert found == "".join(pieces) == " sat\n on the mat"
 
 
 def test_stops_at_the_end_token(tokenizer):
-    found, _, speaker = say(tokenizer, " sat on")
+    found, _, speaker = generate_script(tokenizer, " sat on")
     assert found == " sat on"
-    assert speaker.said == len(speaker.script)
-    found, _, speaker = say(tokenizer, " sat", end=False, max_new_tokens=20)
+    assert speaker.step == len(speaker.script)
+    found, _, speaker = generate_script(tokenizer, " sat", end=False, max_new_tokens=20)
     assert found.startswith(" sat")
-    assert speaker.said == 20
-    assert say(tokenizer, "")[:2] == ("", [])
+    assert speaker.step == 20
+    assert generate_script(tokenizer, "")[:2] == ("", [])
 
 
-def test_an_empty_prompt_starts_from_the_start_or_end_token(model, tokenizer):
+def test_an_empty_prompt_starts_from_bos_or_eos(model, tokenizer):
     ends_only = byte_tokenizer(eos_token="</s>")
-    for its, start in ((tokenizer, 0), (ends_only, 1)):
+    for each, start in ((tokenizer, 0), (ends_only, 1)):
         expected = model.generate(
             torch.tensor([[start]]), max_new_tokens=8, do_sample=False, eos_token_id=1, pad_token_id=1
         )
-        found = generate_text(model, its, "", max_new_tokens=8, greedy=True)
-        assert found == its.decode(expected[0], skip_special_tokens=True)
-    with pytest.raises(ValueError, match="prompt is '' with a tokenizer without start and end tokens"):
+        found = generate_text(model, each, "", max_new_tokens=8, greedy=True)
+        assert found == each.decode(expected[0], skip_special_tokens=True)
+    with pytest.raises(ValueError, match="prompt must have tokens"):
         generate_text(model, byte_tokenizer(), "")
 
 
-def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt(model, tokenizer):
+def test_eos_after_the_prompt_is_dropped(model, tokenizer):
     ending = byte_tokenizer(bos_token="<s>", eos_token="</s>")
     ending.backend_tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     assert ending("the cat")["input_ids"][-1] == 1
-    both = [generate_text(model, its, "the cat", 10, greedy=True) for its in (tokenizer, ending)]
+    both = [generate_text(model, each, "the cat", 10, greedy=True) for each in (tokenizer, ending)]
     assert both[0] == both[1]
 
 
-def test_a_prompt_longer_than_trained_on_warns(tokenizer):
+def test_a_prompt_longer_than_the_training_length_warns(tokenizer):
     short = tiny(len(tokenizer), max_position_embeddings=4)
     n = len(tokenizer("the cat sat on the mat")["input_ids"])
     with pytest.warns(UserWarning, match=f"the prompt has {n} tokens; the model was trained on at most 4"):
@@ -176,7 +176,7 @@ def test_a_prompt_longer_than_trained_on_warns(tokenizer):
         generate_text(short, tokenizer, "the", max_new_tokens=2)
 
 
-def test_the_model_is_left_as_it_was(model, tokenizer):
+def test_the_mode_of_the_model_is_restored(model, tokenizer):
     model.train()
     try:
         generate_text(model, tokenizer, "the", max_new_tokens=2)
@@ -186,25 +186,27 @@ def test_the_model_is_left_as_it_was(model, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error"),
     [
-        ({"temperature": 0}, "temperature is 0; it may be a number > 0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_p": 0.0}, r"top_p is 0.0; it may be in \(0, 1\]"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; it may be an integer >= 1"),
-        ({"max_new_tokens": 2.0}, "max_new_tokens is 2.0"),
-        ({"top_k": -1}, "top_k is -1; it may be an integer >= 0"),
-        ({"seed": -1}, "seed is -1; it may be an integer >= 0"),
-        ({"seed": 2**63}, "seed is 9223372036854775808; it may be less than"),
-        ({"prompt": None}, "prompt is None; it may be a text"),
+        ({"temperature": 0}, ValueError),
+        ({"temperature": float("nan")}, ValueError),
+        ({"top_p": 0.0}, ValueError),
+        ({"top_p": 1.5}, ValueError),
+        ({"max_new_tokens": 0}, ValueError),
+        ({"max_new_tokens": 2.0}, TypeError),
+        ({"top_k": -1}, ValueError),
+        ({"seed": -1}, ValueError),
+        ({"seed": 2**63}, ValueError),
+        ({"prompt": None}, TypeError),
     ],
+    ids=str,
 )
-def test_bad_arguments_are_named(model, tokenizer, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_arguments_are_rejected(model, tokenizer, options, error):
+    (name,) = options
+    with pytest.raises(error, match=f"^{name} must be"):
         generate_text(model, tokenizer, **{"prompt": "the", **options})
 
 
-def test_a_tokenizer_of_another_model_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"tokenizer gives the token .* with this model it may give 0 to 9"):
+def test_a_tokenizer_of_another_model_is_rejected(tokenizer):
+    with pytest.raises(ValueError, match="tokenizer must give ids in 0 to 9"):
         generate_text(tiny(10), tokenizer, "the")

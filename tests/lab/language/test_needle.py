@@ -1,4 +1,4 @@
-"""Right and wrong answers score as they should, stopped runs go on, and the picture shows what was found."""
+"""Needle runs: scores of right and wrong answers, resuming, and the heat map."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast
 
-from muonssm.lab.language.needle import NeedleTest, by_cell, run_needle, table
-from muonssm.lab.language.needle_page import _step, page, picture, write_heatmap
+from muonssm.lab.language.needle import NeedleTest, run_needle, table
+from muonssm.lab.language.needle_page import needle_file, needle_page, write_heatmap
 from muonssm.lab.language.needle_prompts import NEEDLE, NOISE, QUESTION, TASK, NeedleConfig, default_essay, make_needle
-from muonssm.lab.report.svg.colours import INKS, SCALE_DARK, SCALE_LIGHT, contrast, rgb, scale
 
+SVG = "{http://www.w3.org/2000/svg}"
 SMALL = {"lengths": (400, 520), "samples": 12, "answer_tokens": 60, "batch_size": 5}
 
 
 @pytest.fixture(scope="module")
 def words():
-    """Bytes merged to 800 tokens, learnt from prompts and the essay; no token for padding, none for the end."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    """A byte-level BPE of 800 tokens trained on prompts and the essay, without special tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     text = [default_essay()[:20_000], (TASK + NOISE + NEEDLE + QUESTION) * 100]
-    made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=made)
+    backend.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 @pytest.fixture
 def one_thread():
-    """Steps of a tiny model wait for threads longer than they compute."""
+    """Run on one thread: for a tiny model, synchronizing threads takes longer than computing."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -40,12 +42,12 @@ def one_thread():
 
 
 class Reader:
-    """Reads the prompt and says the value of the key that is asked for; wrong where `fails(depth)`."""
+    """Answers with the value in the prompt; wrong where `fails(depth)`."""
 
     def __init__(self, words, fails=lambda depth: False):
         self.words, self.fails, self.batches = words, fails, []
 
-    def say(self, prompt):
+    def answer(self, prompt):
         key = re.search(r"What is the special magic \w+ for (\S+) mentioned", prompt)[1]
         needle = re.search(rf"One of the special magic \w+ for {key} is: (\S+)\.", prompt)
         depth = needle.start() / prompt.index("\nWhat is")
@@ -55,7 +57,7 @@ class Reader:
         assert attention_mask.all()
         assert (do_sample, num_beams) == (False, 1)
         self.batches.append(tuple(input_ids.shape))
-        answers = [self.words(self.say(self.words.decode(ids)))["input_ids"] for ids in input_ids.tolist()]
+        answers = [self.words(self.answer(self.words.decode(ids)))["input_ids"] for ids in input_ids.tolist()]
         space = self.words(" ")["input_ids"]
         longest = max(len(answer) for answer in answers)
         assert longest <= max_new_tokens
@@ -63,7 +65,7 @@ class Reader:
         return torch.cat([input_ids, new], dim=1)
 
 
-def test_who_reads_finds_all_and_who_does_not_finds_none(words):
+def test_a_perfect_reader_scores_100_and_a_blind_one_0(words):
     reader = Reader(words)
     result = run_needle(reader, words, NeedleTest(**SMALL), progress=False)
     assert [(cell["variant"], cell["length"]) for cell in result["cells"]] == [
@@ -87,8 +89,8 @@ def test_who_reads_finds_all_and_who_does_not_finds_none(words):
     assert json.loads(json.dumps(blind)) == blind
 
 
-def test_scores_are_by_depth(words):
-    """A reader who forgets the first half of what it read."""
+def test_scores_are_split_by_depth(words):
+    """A reader that forgets the first half of the prompt."""
     test = NeedleTest((1500,), ("number",), samples=40, answer_tokens=60)
     (cell,) = run_needle(Reader(words, fails=lambda depth: depth < 0.5), words, test, progress=False)["cells"]
     assert [one["from"] for one in cell["depths"]] == pytest.approx([i / 10 for i in range(10)])
@@ -101,8 +103,8 @@ def test_scores_are_by_depth(words):
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("special", [{}, {"eos_token": "!"}, {"eos_token": "!", "pad_token": "#"}])
-def test_a_model_of_transformers_answers(words, special):
-    """An untrained model finds nothing; it is left in the mode it was in, and answers are the most likely tokens."""
+def test_a_transformers_model_answers_greedily(words, special):
+    """An untrained model finds nothing; its mode is restored, and answers are the most likely tokens."""
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer, **special)
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 2, "intermediate_size": 32}
@@ -123,7 +125,7 @@ def test_a_model_of_transformers_answers(words, special):
     assert cell["wrong"][0]["answer"] == said
 
 
-def test_a_stopped_run_goes_on(words):
+def test_an_interrupted_run_is_resumed(words):
     whole = run_needle(Reader(words), words, NeedleTest(**SMALL), progress=False)
     saved = []
 
@@ -136,48 +138,48 @@ def test_a_stopped_run_goes_on(words):
         run_needle(Reader(words), words, NeedleTest(**SMALL), save=stop_at_third, progress=False)
     assert [len(result["cells"]) for result in saved] == [1, 2, 3]
     rest = Reader(words)
-    again = run_needle(rest, words, NeedleTest(**SMALL), done=saved[-1], progress=False)
+    again = run_needle(rest, words, NeedleTest(**SMALL), earlier_result=saved[-1], progress=False)
     assert again == whole
     assert sum(rows for rows, _ in rest.batches) == 3 * 12
     nothing = Reader(words)
-    assert run_needle(nothing, words, NeedleTest(**SMALL), done=whole, progress=False) == whole
+    assert run_needle(nothing, words, NeedleTest(**SMALL), earlier_result=whole, progress=False) == whole
     assert not nothing.batches
-    more = run_needle(rest, words, NeedleTest((640,), ("pk",), 12, 60), done=whole, progress=False)
-    assert len(more["cells"]) == 7  # other lengths may join; what was there stays
+    more = run_needle(rest, words, NeedleTest((640,), ("pk",), 12, 60), earlier_result=whole, progress=False)
+    assert len(more["cells"]) == 7  # other lengths are added; earlier cells stay
 
 
-def test_cells_of_another_kind_are_not_mixed_in(words):
+def test_cells_with_other_settings_are_not_mixed(words):
     test = NeedleTest((400,), ("pk",), 3, 60)
-    done = run_needle(Reader(words), words, test, progress=False)
-    with pytest.raises(ValueError, match="samples is 4, but the earlier result has 3"):
-        run_needle(Reader(words), words, NeedleTest((400,), ("pk",), 4, 60), done=done)
-    with pytest.raises(ValueError, match=r"essay is '.*', but the earlier result has"):
-        run_needle(Reader(words), words, test, essay="Another essay.", done=done)
-    with pytest.raises(ValueError, match=r"done has \['cells'\]; it may be None, or what save was called with"):
-        run_needle(Reader(words), words, test, done={"cells": []})
+    earlier = run_needle(Reader(words), words, test, progress=False)
+    with pytest.raises(ValueError, match="samples must be 3, .* got 4"):
+        run_needle(Reader(words), words, NeedleTest((400,), ("pk",), 4, 60), earlier_result=earlier)
+    with pytest.raises(ValueError, match="essay must be"):
+        run_needle(Reader(words), words, test, essay="Another essay.", earlier_result=earlier)
+    with pytest.raises(ValueError, match="earlier_result must have the keys settings and cells"):
+        run_needle(Reader(words), words, test, earlier_result={"cells": []})
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(words):
+def test_invalid_settings_are_rejected_before_anything_runs(words):
     reader = Reader(words)
-    with pytest.raises(ValueError, match="length is 150 with variant 'uuid'"):
+    with pytest.raises(ValueError, match="length must be .* for variant 'uuid'"):
         run_needle(reader, words, NeedleTest((2000, 150), ("uuid",), 3, 60))
-    with pytest.raises(ValueError, match="answer_tokens is 9 with variant 'uuid'"):
+    with pytest.raises(ValueError, match="answer_tokens must be .* for variant 'uuid'"):
         run_needle(reader, words, NeedleTest((400,), ("pk", "uuid"), 3, 9))
     assert not reader.batches
-    for settings, message in (
-        ({"lengths": ()}, r"lengths is \(\); it may be a tuple of one or more"),
-        ({"lengths": (400, 400)}, "each once"),
-        ({"lengths": 400}, "lengths is 400; it may be a tuple"),
-        ({"variants": ("pk", "word")}, "variant is 'word'; it may be one of"),
-        ({"variants": "pk"}, "variants is 'pk'; it may be a tuple"),
-        ({"samples": 0}, "samples is 0; it may be an integer >= 1"),
-        ({"batch_size": 0}, "batch_size is 0; it may be an integer >= 1"),
+    for name, value, error in (
+        ("lengths", (), ValueError),
+        ("lengths", (400, 400), ValueError),
+        ("lengths", 400, TypeError),
+        ("variants", ("pk", "word"), ValueError),
+        ("variants", "pk", TypeError),
+        ("samples", 0, ValueError),
+        ("batch_size", 0, ValueError),
     ):
-        with pytest.raises(ValueError, match=message):
-            NeedleTest(**settings)
+        with pytest.raises(error, match="variant must be" if value == ("pk", "word") else f"{name} must be"):
+            NeedleTest(**{name: value})
 
 
-def test_the_table_and_the_note_on_a_short_essay(words):
+def test_the_table_notes_a_short_essay(words):
     test = NeedleTest((400, 520), ("pk", "number"), 4, 60)
     result = run_needle(Reader(words), words, test, essay="A short one. It ends.", progress=False)
     title, head, pk, number, *notes = table(result).splitlines()
@@ -191,8 +193,8 @@ def test_the_table_and_the_note_on_a_short_essay(words):
     assert table(result).splitlines()[2].split() == ["pk", "100.0", "-"]
 
 
-def made_up():
-    """A result with shares from 0 to 100, a bin without a sample, and a cell that was not run."""
+def example_result():
+    """A result with scores from 0 to 100, a bin without samples, and a cell that was not run."""
     cells = []
     for variant, length in (("pk", 8192), ("pk", 2048), ("uuid", 2048)):
         shares = [10.0 * i for i in range(9)] + [None]
@@ -206,49 +208,40 @@ def made_up():
     return {"settings": {"samples": 900, "answer_tokens": 128, "seed": 0, "essay": "-"}, "cells": cells}
 
 
-def test_the_picture_has_a_square_for_every_depth_and_length():
-    result = made_up()
-    tree = ElementTree.fromstring(picture(result, by_cell(result)[0]))
-    tag = "{http://www.w3.org/2000/svg}"
-    squares = [e for e in tree.iter(f"{tag}rect") if re.fullmatch(r"s\d+", e.get("class") or "")]
-    assert len(squares) == 3 * 10  # nine depths with samples, and all together
-    assert len([e for e in tree.iter(f"{tag}rect") if e.get("class") == "none"]) == 3 + 11 + 1  # 1: legend
-    assert [e.get("class") for e in squares[:10]] == [f"s{2 * i}" for i in range(9)] + ["s20"]
-    numbers = [e.text for e in tree.iter(f"{tag}text") if (e.get("class") or "").startswith("value")]
-    assert numbers[:10] == ["0", "10", "20", "30", "40", "50", "60", "70", "80", "99.8"]
-    titles = [e.text for e in tree.iter(f"{tag}title")]
-    assert "pk, 2048 tokens, depth 30% to 40%: 3 of 10 found" in titles
-    assert "uuid, 8192 tokens: no sample" in titles
-    lengths = [e.text for e in tree.iter(f"{tag}text") if e.text in ("2048", "8192")]
-    assert lengths == ["2048", "8192"] * 2
+def marks(tree, name):
+    """The groups of one class, each with its tooltip and the style of its shape."""
+    groups = [group for group in tree.iter(f"{SVG}g") if group.get("class") == name]
+    return [(group.findtext(f"{SVG}title"), group.find(f"{SVG}path").get("style")) for group in groups]
 
 
-def test_the_page_stands_alone_and_shows_text_as_text(tmp_path):
-    path = write_heatmap(made_up(), tmp_path / "needle.html")
+def test_the_figure_has_a_cell_for_every_depth_and_length():
+    tree = ElementTree.fromstring(needle_file(example_result()))
+    cells = marks(tree, "cell")
+    assert len(cells) == 3 * 10  # nine depths with samples, and the whole cell
+    assert len(marks(tree, "none")) == 3 + 11  # a depth without samples in each cell, and the cell that was not run
+    steps = [int(re.search(r"--s(\d+)", style)[1]) for tooltip, style in cells if tooltip.startswith("pk, 2048")]
+    assert steps == [2 * i for i in range(9)] + [20]
+    texts = [element.text for element in tree.iter(f"{SVG}text")]
+    assert texts.count("30") == texts.count("99.8") == 3
+    tooltips = [tooltip for tooltip, _ in cells + marks(tree, "none")]
+    assert "pk, 2048 tokens, depth 30% to 40%: 3 of 10 found" in tooltips
+    assert "uuid, 8192 tokens: no sample" in tooltips
+    assert [text for text in texts if text in ("2048", "8192")] == ["2048", "8192"] * 2
+
+
+def test_the_page_needs_no_other_file_and_escapes_answers(tmp_path):
+    path = write_heatmap(example_result(), tmp_path / "needle.html")
     text = path.read_text()
-    assert text == page(made_up())
+    assert text == needle_page(example_result())
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "<script" not in text
     assert not re.search(r'(src|href)="', text)
-    assert text.count("<figure>") == 2
-    assert text.count(">0% found<") == 1
+    assert text.count("<figure") == 2
     assert "pk, 8192 tokens: the essay is shorter than the haystack in 900 of 900 samples" in text
-    assert ElementTree.parse(write_heatmap(made_up(), str(tmp_path / "needle.svg")))
+    assert ElementTree.parse(write_heatmap(example_result(), str(tmp_path / "needle.svg")))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["needle.html", "needle.svg"]
-    with pytest.raises(ValueError, match=r"path is '.*\.png'; it may end in \.html or \.svg"):
-        write_heatmap(made_up(), tmp_path / "needle.png")
-    empty = {**made_up(), "cells": []}
-    assert "No cell was run." in page(empty)
-    assert ElementTree.fromstring(picture(empty, [])) is not None
-
-
-@pytest.mark.parametrize("stops", [SCALE_LIGHT, SCALE_DARK])
-def test_numbers_can_be_read_on_every_colour(stops):
-    """WCAG asks for a contrast of 4.5; the scale's ends are the colours that were named."""
-    rules = re.findall(r"rect\.s(\d+) \{ fill: (#\w+); \} \.hm text\.s\d+ \{ fill: (#\w+); \}", scale(stops, _step))
-    assert [int(number) for number, _, _ in rules] == list(range(21))
-    assert (rules[0][1], rules[10][1], rules[20][1]) == stops
-    for _, fill, ink in rules:
-        assert ink in INKS
-        assert contrast(rgb(ink), rgb(fill)) >= 4.5
-    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    with pytest.raises(ValueError, match=r"path must end in .*\.png"):
+        write_heatmap(example_result(), tmp_path / "needle.png")
+    empty = {**example_result(), "cells": []}
+    assert "No cell was run." in needle_page(empty)
+    assert ElementTree.fromstring(needle_file(empty)) is not None

@@ -1,4 +1,4 @@
-"""Needles are where they are said to be, prompts read as RULER's, and haystacks are the largest that fit."""
+"""Needles are at the stated depth, prompts have RULER's wording, and haystacks are the largest that fit."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from muonssm.lab.language.needle_prompts import (
 
 
 def tokenizer(*, start=False, end=False):
-    """Bytes merged to 800 tokens, learnt from the essay; with a token at the start, at the end, or neither."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    """A byte-level BPE of 800 tokens trained on the essay; it can add BOS and EOS."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet, special = pre_tokenizers.ByteLevel.alphabet(), ["<s>", "</s>"]
     trainer = trainers.BpeTrainer(
         vocab_size=800, initial_alphabet=alphabet, special_tokens=special, show_progress=False
     )
-    made.train_from_iterator([default_essay()[:60_000]], trainer)
+    backend.train_from_iterator([default_essay()[:60_000]], trainer)
     template = " ".join(["<s>"] * start + ["$A"] + ["</s>"] * end)
-    made.post_processor = processors.TemplateProcessing(template, special_tokens=[("<s>", 0), ("</s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    backend.post_processor = processors.TemplateProcessing(template, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def samples(words, variant, essay=None, **settings):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_prompt_reads_as_rulers(words, variant):
+def test_a_prompt_has_rulers_wording(words, variant):
     kind = "uuid" if variant == "uuid" else "number"
     for sample in samples(words, variant):
         first, *context, last = sample.prompt.split("\n")
@@ -74,7 +74,7 @@ def test_a_prompt_reads_as_rulers(words, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_keys_and_values_are_of_their_kind(words, variant):
+def test_keys_are_words_and_values_are_numbers_or_uuids(words, variant):
     chosen = samples(words, variant)
     for sample in chosen:
         adjective, noun = sample.key.split("-")
@@ -104,7 +104,7 @@ def test_the_haystack_is_the_largest_that_fits(variant, start):
         assert len(words(f"{before}\n{more}\n{after}")["input_ids"]) + 64 > 600
 
 
-def test_a_token_for_the_end_is_not_part_of_a_prompt():
+def test_eos_is_not_part_of_a_prompt():
     words = tokenizer(end=True)
     assert words("The sky")["input_ids"][-1] == 1
     assert encode(words, "The sky") == words("The sky")["input_ids"][:-1]
@@ -114,7 +114,7 @@ def test_a_token_for_the_end_is_not_part_of_a_prompt():
 
 @pytest.mark.parametrize("variant", ["pk", "number"])
 def test_depths_are_uniform(words, variant):
-    """As many in every tenth of the haystack, give or take what the places in it allow."""
+    """Every tenth of the haystack has about as many, as far as its sentences allow."""
     depths = [sample.depth for sample in samples(words, variant, length=4096, samples=50)]
     assert all(0 <= depth <= 1 for depth in depths)
     counts = [sum(int(min(depth * 10, 9)) == i for depth in depths) for i in range(10)]
@@ -124,25 +124,25 @@ def test_depths_are_uniform(words, variant):
     assert depths != sorted(depths)
 
 
-def test_a_needle_stands_between_sentences():
+def test_a_needle_is_placed_between_sentences():
     essay = 'It rained. "Again?" she asked (and sighed.) Then it was over and nobody knew why'
     haystack = make_haystack("number", essay)
     assert haystack.ends == (2, 3, 7, 15)
-    places = {haystack.hide("#", depth / 100, 15) for depth in range(101)}
-    assert {text.split(" # ")[0] for text, _ in places if " # " in text} == {
+    hidden = {haystack.hide("#", depth / 100, 15) for depth in range(101)}
+    assert {text.split(" # ")[0] for text, _ in hidden if " # " in text} == {
         "It rained.",
         'It rained. "Again?"',
         'It rained. "Again?" she asked (and sighed.)',
     }
-    assert {round(depth * 15) for _, depth in places} == {0, 2, 3, 7, 15}
+    assert {round(depth * 15) for _, depth in hidden} == {0, 2, 3, 7, 15}
 
 
-def test_text_without_sentences_has_places_too():
+def test_a_needle_can_be_placed_in_text_without_sentences():
     haystack = make_haystack("number", "word " * 120)
     assert haystack.ends == (50, 100, 120)
 
 
-def test_a_haystack_goes_round():
+def test_a_haystack_is_repeated():
     haystack = Haystack(("a", "b.", "c."), " ", (2, 3))
     assert haystack.hide("#", 0.0, 7)[0] == "# a b. c. a b. c. a"
     assert haystack.hide("#", 0.7, 7) == ("a b. c. a b. # c. a", 5 / 7)
@@ -150,7 +150,7 @@ def test_a_haystack_goes_round():
     assert haystack.hide("#", 0.3, 1) == ("# a", 0.0)
 
 
-def test_a_short_essay_is_repeated_and_that_is_said(words):
+def test_a_short_essay_is_repeated_and_marked(words):
     essay = "A very short essay. It has two sentences, no more."
     chosen = samples(words, "number", essay)
     assert all(sample.repeated and sample.size > 10 for sample in chosen)
@@ -158,7 +158,7 @@ def test_a_short_essay_is_repeated_and_that_is_said(words):
     assert not any(sample.repeated for variant in VARIANTS for sample in samples(words, variant))
 
 
-def test_draws_depend_on_the_seed(words):
+def test_samples_depend_on_the_seed_and_not_on_the_length(words):
     assert samples(words, "uuid") == samples(words, "uuid")
     first, other = (samples(words, "uuid", seed=seed) for seed in (0, 1))
     assert not {sample.answer for sample in first} & {sample.answer for sample in other}
@@ -168,47 +168,47 @@ def test_draws_depend_on_the_seed(words):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_length_too_short_is_refused_with_the_least_one(words, variant):
+def test_the_error_for_a_short_length_names_the_least_one(words, variant):
     config = NeedleConfig(variant, length=100, samples=20)
-    with pytest.raises(ValueError, match=r"length is 100 .* it may be an integer >= \d+") as error:
+    with pytest.raises(ValueError, match=r"length must be >= \d+ for .* got 100") as error:
         make_needle(config, words)
-    least = int(re.search(r">= (\d+)$", str(error.value))[1])
+    least = int(re.search(r">= (\d+) ", str(error.value))[1])
     assert least_length(config, words) == least
     assert all(sample.size >= 1 for sample in make_needle(replace(config, length=least), words))
-    with pytest.raises(ValueError, match=f">= {least}$"):
+    with pytest.raises(ValueError, match=f"length must be >= {least} "):
         make_needle(replace(config, length=least - 1), words)
 
 
-def test_what_cannot_be_is_refused(words):
-    with pytest.raises(ValueError, match="variant is 'essay'; it may be one of"):
+def test_invalid_settings_are_rejected(words):
+    with pytest.raises(ValueError, match="variant must be one of"):
         NeedleConfig("essay")
-    with pytest.raises(ValueError, match="samples is 0; it may be an integer >= 1"):
+    with pytest.raises(ValueError, match="samples must be an integer >= 1, got 0"):
         NeedleConfig(samples=0)
-    with pytest.raises(ValueError, match=r"length is 2048\.0; it may be an integer >= 1"):
+    with pytest.raises(TypeError, match="length must be an integer >= 1"):
         NeedleConfig(length=2048.0)
-    for nothing in (" \n ", "", b"bytes"):
-        with pytest.raises(ValueError, match=r"essay is .*; it may be any text with words, or None"):
-            samples(words, "number", essay=nothing)
-    with pytest.raises(ValueError, match=r"answer_tokens is 3 with variant 'uuid'; .* it may be an integer >= \d\d"):
+    for essay, error in ((" \n ", ValueError), ("", ValueError), (b"bytes", TypeError)):
+        with pytest.raises(error, match="essay must be a text"):
+            samples(words, "number", essay=essay)
+    with pytest.raises(ValueError, match=r"answer_tokens must be >= \d\d for variant 'uuid'"):
         samples(words, "uuid", answer_tokens=3)
 
 
-def test_an_essay_is_text_and_never_a_template(words):
+def test_braces_in_an_essay_are_text(words):
     essay = "Braces {key} and {0} and {kind!r} stay. So do %s and \\n. "
     for sample in samples(words, "number", essay=essay * 3):
         assert "{key} and {0} and {kind!r} stay." in sample.prompt
 
 
-def test_scores_worked_out_by_hand(words):
+def test_scores_equal_those_computed_by_hand(words):
     four = samples(words, "uuid")[:4]
     answers = [f" {four[0].answer.upper()}.", four[1].answer[:-1], f"it is{four[2].answer}x", ""]
     assert score_needle(answers, four) == 50.0
-    with pytest.raises(ValueError, match="answers has 3 and samples 4"):
+    with pytest.raises(ValueError, match=r"answers must have one per sample \(4\), got 3"):
         score_needle(answers[:3], four)
     assert NEEDLE.format(kind="number", key="k", value=1) == "One of the special magic numbers for k is: 1."
 
 
-def test_the_essay_of_its_own_is_prose():
+def test_the_default_essay_is_prose():
     text = default_essay()
     assert len(text.split()) > 20_000
     assert "::=" not in text[:20_000]

@@ -90,6 +90,7 @@ class DetectionTask(ImageTask):
         for shape in ("box", "mask")
         for stat, title in METRIC_TITLES.items()
     )
+    evaluation_seed: ClassVar[int | None] = 0  # validation leaves training's random numbers alone, as in all results
     picture_text: ClassVar[str] = "Boxes and masks: the ground truth beside the detections."
 
     data: DetectionConfig

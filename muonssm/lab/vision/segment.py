@@ -114,6 +114,7 @@ class SegmentationTask(ImageTask):
         Metric("miou", "mIoU", "%", True),
         Metric("pixel_accuracy", "pixel accuracy", "%", True),
     )
+    evaluation_seed: ClassVar[int | None] = 0  # validation leaves training's random numbers alone, as in all results
     picture_text: ClassVar[str] = "The class of every pixel: the ground truth beside the predictions."
 
     data: SegmentationConfig

@@ -81,7 +81,9 @@ def test_scores_do_not_depend_on_how_batches_are_shared(name, model, score, cach
     joined.replace(shares)
     assert joined.result() == whole
     assert scorers[1].result() != whole
+    state = torch.get_rng_state()
     assert score_split(task, model, split, batch_size=2) == whole
+    assert torch.get_rng_state().equal(state)  # so that validation does not change how training continues
 
 
 def test_accuracies_loss_and_confusion_of_logits():

@@ -122,6 +122,7 @@ def test_killed_and_resumed_gives_the_same_curve(alone, changes, tmp_path):
     """kill -9 between two checkpoints."""
     run = tmp_path / "killed"
     code = (
+        "from muonssm.lab.core.torchvision_cpu import prepare_torchvision; prepare_torchvision()\n"
         "import sys, time; from muonssm.models.language import MuonSSMForCausalLM as C; f = C.forward\n"
         "def slow(self, *a, **k): time.sleep(0.2); return f(self, *a, **k)\n"
         "C.forward = slow; from muonssm.cli import main; sys.exit(main(sys.argv[1:]))"

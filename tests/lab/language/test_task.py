@@ -450,4 +450,3 @@ def test_errors_in_a_recipe_name_section_and_key(recipe, change, message):
     with pytest.raises(ValueError, match=message):
         Recipe.load(recipe, [change])
     Recipe.load("language-demo", ["model.hidden_size=200", "model.ssm_every=2", "model.mixer={num_heads=2}"])
-    Recipe.load("recall", ["data.kind=induction"])

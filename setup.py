@@ -1,7 +1,7 @@
-"""Builds the C++ kernels in csrc/ beside the package. Everything else about the project is in pyproject.toml.
+"""Build the C++ kernels of csrc/. Everything else about the project is in pyproject.toml.
 
-A C++17 compiler is all that is needed: no torch headers, no Python headers. Where there is none, or it fails, the
-package is installed without the kernels and `muonssm info` says why.
+This needs a C++17 compiler, but neither torch's nor Python's headers. If there is no compiler or it fails, the package
+is installed without the kernels, and `muonssm info` says why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INSTRUCTION_SETS = {
 
 
 def find_compiler() -> list[str]:
-    """The compiler to call: $CXX, or the first usual name on the PATH."""
+    """Return the compiler command: $CXX, or the first of c++, g++, clang++ on the PATH."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in ("c++", "g++", "clang++"):
@@ -38,7 +38,7 @@ def find_compiler() -> list[str]:
 
 
 def run(command: list[str]) -> None:
-    """Runs a command; its complaint becomes the error."""
+    """Run a command; raise RuntimeError with the first lines of its output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -49,12 +49,12 @@ def run(command: list[str]) -> None:
 
 
 def build(target: Path, objects: Path, extra: list[str] | None = None) -> None:
-    """Compiles csrc/ for every instruction set this kind of machine may have, and links `target`."""
+    """Compile csrc/ for every instruction set of this type of machine, and link `target`."""
     compiler = find_compiler()
     extra = (extra or []) + shlex.split(os.environ.get("CXXFLAGS", ""))
-    openmp = ["-fopenmp"] if understands(compiler, ["-fopenmp"], objects) else []
-    intel = platform.machine().lower() in ("x86_64", "amd64")
-    sets = INSTRUCTION_SETS if intel else {"portable": INSTRUCTION_SETS["portable"]}
+    openmp = ["-fopenmp"] if accepts(compiler, ["-fopenmp"], objects) else []
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    sets = INSTRUCTION_SETS if x86 else {"portable": INSTRUCTION_SETS["portable"]}
     flags = [*FLAGS, *openmp, *extra]
     jobs: list[tuple[list[str], Path, list[str]]] = [([str(CSRC / "api.cpp")], objects / "api.o", [])]
     for name, (width, machine) in sets.items():
@@ -66,8 +66,8 @@ def build(target: Path, objects: Path, extra: list[str] | None = None) -> None:
     run([*compiler, "-shared", *openmp, *extra, *(str(out) for _, out, _ in jobs), "-o", str(target)])
 
 
-def understands(compiler: list[str], flags: list[str], objects: Path) -> bool:
-    """Whether an empty program compiles and links with `flags`."""
+def accepts(compiler: list[str], flags: list[str], objects: Path) -> bool:
+    """Return whether an empty program compiles and links with `flags`."""
     objects.mkdir(parents=True, exist_ok=True)
     source = objects / "empty.cpp"
     source.write_text("int main() { return 0; }\n")
@@ -79,14 +79,14 @@ def understands(compiler: list[str], flags: list[str], objects: Path) -> bool:
 
 
 class BuildNative(build_ext):
-    """Builds muonssm/_native.so, or leaves muonssm/_native.log with the reason why not."""
+    """Build muonssm/_native.so, or write the reason why not to muonssm/_native.log."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """A plain shared library, the same for every Python."""
+        """Return the name of a plain shared library, the same for every Python."""
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Compiles; a failure is written down, not raised."""
+        """Compile; write a failure to the log instead of raising it."""
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         self.log_file = target.with_suffix(".log")
@@ -99,7 +99,7 @@ class BuildNative(build_ext):
             print(f"muonssm is installed without its C++ kernels: {error}")
 
     def copy_extensions_to_source(self) -> None:
-        """For editable installs: library or log beside the sources, never both."""
+        """For editable installs: put the library or the log next to the sources, never both."""
         source = CSRC.parent / "muonssm"
         for suffix in (".so", ".log"):
             (source / f"_native{suffix}").unlink(missing_ok=True)
@@ -109,10 +109,10 @@ class BuildNative(build_ext):
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for this platform and every Python 3: the library depends on neither Python nor torch."""
+    """Tag the wheel for this platform and every Python 3: the library depends on neither Python nor torch."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """py3-none-PLATFORM."""
+        """Return py3-none-PLATFORM."""
         return "py3", "none", super().get_tag()[2]
 
 

@@ -1,7 +1,7 @@
-"""The speed and memory of `chunked`, as ratios from one run: `python benchmarks/chunked.py`.
+"""Measure speed and memory of `chunked`: `python benchmarks/chunked.py`.
 
-Against transformers' chunked gated delta rule (which has neither momentum nor normalisation) and against the paper's
-own Algorithm 1. Nothing is timed before its output was compared with the float64 reference.
+Compares it with transformers' chunked gated delta rule (without momentum and normalization) and with Algorithm 1 of the
+paper, as ratios from one run. Every output is first compared with the float64 reference.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def memory() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of which the best counts")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds; the best one counts")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     print(f"muon_memory, full Muon, float32, B 1, H {HEADS}, d = m = {DIM}, eta 1, {arguments.threads} threads")
-    print("best of several, in turns; L = 2048 unless said otherwise")
+    print("best of several alternating rounds; L = 2048 unless noted otherwise")
     with threads(arguments.threads):
         against_transformers(arguments.rounds)
         against_algorithm_1(max(3, arguments.rounds // 3))

@@ -1,8 +1,8 @@
-"""Both operators on a GPU, as ratios from one run: `python benchmarks/gpu.py`.
+"""Measure both operators on a GPU: `python benchmarks/gpu.py`.
 
-Our Triton kernels with full Muon and plain, `chunked`, and flash-linear-attention's gated delta rule (plain, whose
-operator it is) where that is installed. Nothing is timed before its output was compared with the float64 reference;
-what is off is reported and left out. Times are the device's own, the median of several in turns.
+Compares the Triton kernels with full Muon and plain, `chunked`, and, if flash-linear-attention is installed, its gated
+delta rule (the plain operator), as ratios from one run. Every output is first compared with the float64 reference;
+inaccurate contenders are reported and not timed. Times are medians of alternating rounds, by the clock of the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKED = 512  # steps on which outputs are compared
 
 
 class Contender(NamedTuple):
-    """Somebody who does the job on given inputs, and the operator it is to equal, in float64."""
+    """An implementation to time, and the float64 operator that it must equal."""
 
     name: str
     run: Callable[..., Tensor]
@@ -34,13 +34,13 @@ class Contender(NamedTuple):
 
 
 def memory_contenders() -> list[Contender]:
-    """`muon_memory`: momentum and normalisation, or neither."""
+    """Return the contenders for `muon_memory`, with momentum and normalization or with neither."""
 
     def ours(impl: str, muon: Muon) -> Callable[..., Tensor]:
         return lambda *tensors: muon_memory(*tensors, muon=muon, impl=impl)[0]
 
     muon, plain = ours("reference", Muon()), ours("reference", Muon.off())
-    found = [
+    contenders = [
         Contender("triton", ours("triton", Muon()), muon),
         Contender("triton, plain", ours("triton", Muon.off()), plain),
         Contender("chunked", ours("chunked", Muon()), muon),
@@ -51,12 +51,12 @@ def memory_contenders() -> list[Contender]:
         def peer(q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor, beta: Tensor) -> Tensor:
             return chunk_gated_delta_rule(q, k, v, g=log_alpha, beta=beta, scale=1.0)[0]
 
-        found.append(Contender("fla gated delta rule", peer, plain))
-    return found
+        contenders.append(Contender("fla gated delta rule", peer, plain))
+    return contenders
 
 
 def selective_contenders() -> list[Contender]:
-    """`muon_selective_scan`; mamba_ssm's kernel is another peer one could add here."""
+    """Return the contenders for `muon_selective_scan`."""
 
     def ours(impl: str, muon: Muon) -> Callable[..., Tensor]:
         return lambda *tensors: muon_selective_scan(*tensors, muon=muon, impl=impl)[0]
@@ -70,7 +70,7 @@ def selective_contenders() -> list[Contender]:
 
 
 def memory_inputs(B: int, L: int, H: int, size: int, dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v in `dtype` and gates in float32, as a layer makes them."""
+    """Return q, k, v in `dtype` and gates in float32, as layers make them."""
     q, k, v = (torch.randn(B, L, H, size, device="cuda") for _ in range(3))
     gates = [-torch.rand(B, L, H, device="cuda") * 0.3, torch.rand(B, L, H, device="cuda")]
     vectors = [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v]
@@ -78,7 +78,7 @@ def memory_inputs(B: int, L: int, H: int, size: int, dtype: torch.dtype) -> list
 
 
 def selective_inputs(B: int, L: int, D: int, N: int, dtype: torch.dtype) -> list[Tensor]:
-    """x, dt, A, B, C; A in float32."""
+    """Return x, dt, A, B, C; A in float32."""
     x, dt = torch.randn(B, L, D, device="cuda"), 0.1 * torch.rand(B, L, D, device="cuda")
     A = -torch.arange(1, N + 1, device="cuda", dtype=torch.float32).expand(D, N).contiguous()
     Bk, C = (torch.randn(B, L, N, device="cuda") for _ in range(2))
@@ -86,18 +86,18 @@ def selective_inputs(B: int, L: int, D: int, N: int, dtype: torch.dtype) -> list
 
 
 def correct(contender: Contender, inputs: list[Tensor], dtype: torch.dtype) -> bool:
-    """Whether the contender equals its oracle on the first steps; says by how much if not."""
+    """Return whether the contender equals its oracle on the first steps; print the difference if not."""
     cut = [x if x.ndim == 2 else x[:1, :CHECKED] for x in inputs]
     with torch.no_grad():
-        found, wanted = contender.run(*cut).double(), contender.oracle(*(x.double() for x in cut))
-    off = ((found - wanted).square().mean() / wanted.square().mean()).sqrt().item()
+        output, wanted = contender.run(*cut).double(), contender.oracle(*(x.double() for x in cut))
+    off = ((output - wanted).square().mean() / wanted.square().mean()).sqrt().item()
     if not off <= TOLERANCE[dtype]:
-        print(f"  {contender.name}: NOT TIMED, off by {off:.1e} where {TOLERANCE[dtype]:g} is allowed")
+        print(f"  {contender.name}: NOT TIMED, relative difference {off:.1e} is above {TOLERANCE[dtype]:g}")
     return off <= TOLERANCE[dtype]
 
 
 def milliseconds(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median time of each, by the device's clock, in turns, after three calls to warm up."""
+    """Return the median time of each function, in alternating rounds, after three warm-up calls."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for round_ in range(rounds + 3):
         for name, function in functions.items():
@@ -112,10 +112,10 @@ def milliseconds(functions: dict[str, Callable[[], object]], rounds: int) -> dic
 
 
 def compare(title: str, contenders: list[Contender], inputs: list[Tensor], rounds: int, dtype: torch.dtype) -> None:
-    """Forward, and forward and backward, of all who are correct, over the time of the first."""
-    fit = [c for c in contenders if correct(c, inputs, dtype)]
+    """Time forward, and forward and backward, of all correct contenders; print ratios to the first."""
+    correct_ones = [c for c in contenders if correct(c, inputs, dtype)]
     leaves = [x.clone().requires_grad_() for x in inputs]
-    weight = torch.randn_like(fit[0].run(*inputs)) if fit else None
+    weight = torch.randn_like(correct_ones[0].run(*inputs)) if correct_ones else None
 
     def forward(c: Contender) -> Callable[[], object]:
         return lambda: c.run(*inputs)
@@ -124,18 +124,18 @@ def compare(title: str, contenders: list[Contender], inputs: list[Tensor], round
         return lambda: torch.autograd.grad(c.run(*leaves), leaves, weight, allow_unused=True)
 
     for what, prepare in (("forward", forward), ("forward + backward", training)):
-        show(f"{title}, {what}", milliseconds({c.name: prepare(c) for c in fit}, rounds))
+        show(f"{title}, {what}", milliseconds({c.name: prepare(c) for c in correct_ones}, rounds))
 
 
 def show(title: str, times: dict[str, float]) -> None:
     print(title)
     first = next(iter(times.values()), 1.0)
     for name, value in times.items():
-        print(f"  {name:<22} {value:9.3f} ms   {value / first:6.2f} times as long")
+        print(f"  {name:<22} {value:9.3f} ms   {value / first:6.2f}x the first")
 
 
 def decode(B: int, H: int, size: int, rounds: int, dtype: torch.dtype) -> None:
-    """A hundred single steps, each from the state of the one before."""
+    """Time a hundred decoding steps, each from the state of the previous one."""
     inputs = memory_inputs(B, 1, H, size, dtype)
     zero = torch.zeros(B, H, size, size, device="cuda")
 
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/gpu.py needs a GPU (CUDA or ROCm), and torch finds none")
+        raise SystemExit("benchmarks/gpu.py needs a GPU (CUDA or ROCm), but torch finds none")
     torch.manual_seed(0)
     dtype, device = DTYPES[arguments.dtype], torch.device("cuda")
     print(

@@ -1,4 +1,4 @@
-"""Installing: with and without a compiler, as a wheel in another environment, and the kernels under a sanitizer."""
+"""Installation with and without a compiler, a wheel in another environment, and the kernels under sanitizers."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("muonssm", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+SOURCES = ("muonssm", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """The project as a user gets it: nothing built, nothing left over."""
+    """Copy the project as a user gets it, without build products."""
     target = tmp_path_factory.mktemp("sources")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
             ignored = shutil.ignore_patterns("_native.*", "__pycache__")
-            shutil.copytree(ROOT / part, target / part, ignore=ignored)
+            shutil.copytree(ROOT / name, target / name, ignore=ignored)
         else:
-            shutil.copy(ROOT / part, target / part)
+            shutil.copy(ROOT / name, target / name)
     return target
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    """Standard output of a command, started where neither this project's sources nor any other module is at hand."""
-    words = [str(part) for part in command]
+    """Return the output of a command, run in an empty folder where this project's sources cannot be imported."""
+    words = [str(word) for word in command]
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(words, capture_output=True, text=True, cwd=empty, env={**os.environ, **environment})
     assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -43,7 +43,7 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def install(sources: Path, target: Path, **environment: str) -> None:
-    """`pip install .` into a folder, with the build tools that are here."""
+    """Run `pip install .` into a folder, with the build tools of this environment."""
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-cache-dir")
     run(*pip, "--target", target, sources, **environment)
 
@@ -55,12 +55,12 @@ WHICH = (
 
 
 def test_without_a_compiler_it_installs_and_says_why(sources, tmp_path):
-    """The compiler is hidden: nothing but an empty folder on the PATH."""
+    """The PATH is an empty folder, which hides the compiler."""
     target, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     install(sources, target, PATH=str(empty), CXX="")
-    place, chosen = run(sys.executable, "-c", WHICH, PYTHONPATH=str(target)).split()
-    assert Path(place).is_relative_to(target)
+    path, chosen = run(sys.executable, "-c", WHICH, PYTHONPATH=str(target)).split()
+    assert Path(path).is_relative_to(target)
     assert chosen == "chunked"
     info = run(sys.executable, "-m", "muonssm", "info", PYTHONPATH=str(target))
     assert "not usable: the C++ kernels are not built: no C++ compiler was found when the package was installed" in info
@@ -74,7 +74,7 @@ def test_a_broken_compiler_does_not_stop_the_install(sources, tmp_path):
 
 
 def test_the_wheel_works_in_another_environment(sources, tmp_path):
-    """Built here, installed into a new virtual environment that borrows torch, and used there."""
+    """Build a wheel, install it into a new virtual environment that borrows torch, and use it there."""
     wheels = tmp_path / "wheels"
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", wheels, sources)
     (wheel,) = wheels.glob("*.whl")
@@ -85,8 +85,8 @@ def test_the_wheel_works_in_another_environment(sources, tmp_path):
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (site / "torch_of_the_builder.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    place, chosen = run(python, "-c", WHICH).split()
-    assert Path(place).is_relative_to(tmp_path / "other")
+    path, chosen = run(python, "-c", WHICH).split()
+    assert Path(path).is_relative_to(tmp_path / "other")
     assert chosen == "native"
     code = (
         "import torch; from muonssm import muon_memory; x = torch.rand(1, 9, 2, 4); "
@@ -100,7 +100,7 @@ SETS = {"portable": (16, []), "avx2": (32, ["-mavx2", "-mfma"])}
 
 @pytest.mark.parametrize("name", SETS)
 def test_kernels_stay_inside_their_arrays(name, tmp_path):
-    """All kernels over ragged shapes under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    """Run all kernels on ragged shapes under AddressSanitizer and UndefinedBehaviorSanitizer."""
     if name == "avx2" and platform.machine().lower() not in ("x86_64", "amd64"):
         pytest.skip("AVX2 is an instruction set of x86-64")
     width, flags = SETS[name]

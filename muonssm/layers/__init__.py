@@ -45,7 +45,7 @@ def build_mixer(name: str, d_model: int, muon: Muon = Muon(), **dims: Any) -> Mi
        `sequences.mean_of_directions`, output projection. `gated_deltanet.py` is a good one to start from. `Mixer` does
        the rest: argument checks, padding, packing, decoding.
     2. Add it to `BACKBONES` above.
-    3. Add it to the table `DIMS` in `tests/layers/cases.py`. Every test of the contract then runs on it: split,
+    3. Add it to the table `DIMS` in `tests/layers/variants.py`. Every test of the contract then runs on it: split,
        stepwise, padded and packed sequences, gradients, bfloat16, both directions, every implementation.
     4. Models choose its sizes in `ActivityModelConfig.mixer_dims` (`models/activity.py`), `VisionConfig.ssm_dims`
        (`models/vision/config.py`) and `MIXER_DIMS` (`models/language/presets.py`).

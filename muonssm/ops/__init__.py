@@ -1,4 +1,4 @@
-"""The MuonSSM recurrence: pure functions on tensors, one file per algorithm. Imports torch only."""
+"""The MuonSSM recurrence: functions on tensors, one file per algorithm. Needs torch only."""
 
 from .dispatch import IMPLEMENTATIONS
 from .memory import muon_memory

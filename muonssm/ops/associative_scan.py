@@ -1,4 +1,4 @@
-"""A parallel prefix scan over the step axis for any associative operator, in torch's own operations."""
+"""A parallel prefix scan over time steps for any associative operator, in torch's own operations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Elements = tuple[Tensor, ...]
 
 
 def associative_scan(combine: Callable[[Elements, Elements], Elements], elements: Elements) -> Elements:
-    """All prefixes e_1, e_1 * e_2, e_1 * e_2 * e_3, ... along axis 1 (Remark 1; Blelloch, 1990).
+    """Compute all prefixes e_1, e_1 * e_2, e_1 * e_2 * e_3, ... along axis 1 (Remark 1; Blelloch, 1990).
 
-    Neighbours are combined in pairs, the pairs are scanned, and the prefixes in between are filled in: work linear
-    in L, depth O(log L). `combine(earlier, later)` works on whole slices along axis 1.
+    Combine neighbors in pairs, scan the pairs, and fill in the prefixes in between: O(L) work, O(log L) depth.
+    `combine(earlier, later)` gets whole slices along axis 1. Elements are tuples of tensors `[B, L, ...]`.
     """
     L = elements[0].shape[1]
     if L < 2:
         return elements
     pairs = combine(_slice(elements, 0, L - 1, 2), _slice(elements, 1, L, 2))
-    odd = associative_scan(combine, pairs)  # prefixes that end at steps 1, 3, 5, ... (from zero)
+    odd = associative_scan(combine, pairs)  # prefixes that end at steps 1, 3, 5, ..., counted from 0
     first = _slice(elements, 0, 1, 1)
     if L == 2:
         return _interleave(first, odd)

@@ -46,7 +46,7 @@ class MambaStep(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """An RMS norm before the mixer."""
+    """The weight and epsilon of an RMS norm before the mixer."""
 
     weight: Tensor
     eps: float

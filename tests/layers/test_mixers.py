@@ -1,4 +1,4 @@
-"""What a mixer is made of: parameters, momentum, precision, compilation, implementations."""
+"""Properties of mixers: parameters, momentum, precision, compilation, implementations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from muonssm import Muon, build_mixer
-from muonssm.layers import BACKBONES, LongHorn, Mamba, Mixer
+from muonssm.layers import BACKBONES, LongHorn, Mixer
 
-from .cases import CASES, D_MODEL, assert_close, each_backbone, each_case, error, inputs
+from .variants import (
+    D_MODEL,
+    VARIANTS,
+    assert_close,
+    each_backbone,
+    each_operator,
+    each_variant,
+    inputs,
+    relative_error,
+)
 
-# The 170M models of the paper: 10 layers of a mixer and a SwiGLU of 6144, width 672, vocabulary 32000, tied.
+# The paper's 170M models: 10 layers of a mixer and a SwiGLU of 6144, width 672, tied vocabulary of 32000.
 TABLE = {
     "gated_deltanet, 9 heads": ("gated_deltanet", {"num_heads": 9}, 2_729_812, 172_679_272),
     "gated_deltanet, 12 heads": ("gated_deltanet", {"num_heads": 12}, 2_733_828, 172_719_432),
@@ -31,25 +40,25 @@ def test_parameter_counts_of_the_170m_table(name, muon):
     assert 10 * (count + 3 * 672 * 6144 + 2 * 672) + 672 + 32000 * 672 == model_size
 
 
-def test_backbones_have_the_names_they_should():
+def test_names_of_backbones():
     assert list(BACKBONES) == ["mamba", "mamba2", "deltanet", "gated_deltanet", "longhorn"]
-    for name, kind in BACKBONES.items():
+    for name, mixer_class in BACKBONES.items():
         mixer = build_mixer(name, 64)
-        assert type(mixer) is kind
+        assert type(mixer) is mixer_class
         assert mixer.muon == Muon()
         y, _ = mixer(inputs(1, 4, 64))
         assert y.shape == (1, 4, 64)
 
 
-@each_case
-def test_momentum_starts_at_gamma_and_learns(case):
-    mixer, x = case.build(), inputs(2, 30, D_MODEL)
-    kind = case.dims.get("momentum", "fixed")
-    fixed = case.build(momentum="fixed")
+@each_variant
+def test_momentum_starts_at_gamma_and_learns(variant):
+    mixer, x = variant.build(), inputs(2, 30, D_MODEL)
+    momentum = variant.dims.get("momentum", "fixed")
+    fixed = variant.build(momentum="fixed")
     assert_close(mixer(x)[0], fixed(x)[0], 1e-5, "at the start")
     learned = dict(mixer.momentum.named_parameters())
-    assert set(learned) == {"fixed": set(), "per_head": {"bias"}, "per_step": {"bias", "weight"}}[kind]
-    if kind == "fixed":
+    assert set(learned) == {"fixed": set(), "per_head": {"bias"}, "per_step": {"bias", "weight"}}[momentum]
+    if momentum == "fixed":
         return
     before = mixer(x)[0].detach()
     optimizer = torch.optim.Adam(learned.values(), lr=0.3)
@@ -57,49 +66,53 @@ def test_momentum_starts_at_gamma_and_learns(case):
     for name, parameter in learned.items():
         assert (parameter.grad != 0).any(), name
     optimizer.step()
-    assert error(mixer(x)[0], before) > 1e-4
+    assert relative_error(mixer(x)[0], before) > 1e-4
     gamma = mixer.momentum(mixer.momentum.gate(x)).gamma
-    assert gamma.shape == ((2, 30, len(learned["bias"])) if kind == "per_step" else learned["bias"].shape)
+    assert gamma.shape == ((2, 30, len(learned["bias"])) if momentum == "per_step" else learned["bias"].shape)
     assert ((gamma > 0) & (gamma < 1)).all()
-    if kind == "per_step":
+    if momentum == "per_step":
         assert gamma.std(dim=1).max() > 0
 
 
-@each_case
-def test_bfloat16_autocast_stays_close_and_finite(case):
-    mixer, x = case.build(), inputs(2, 40, D_MODEL)
-    wanted, _ = mixer(x)
+@each_variant
+def test_bfloat16_autocast_stays_close_and_finite(variant):
+    mixer, x = variant.build(), inputs(2, 40, D_MODEL)
+    expected, _ = mixer(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, state = mixer(x)
         again, _ = mixer(x[:, :1], state)
     assert y.dtype == again.dtype == torch.bfloat16
     assert state.memory.S.dtype == torch.float32
-    assert error(y, wanted) < 0.03
+    assert relative_error(y, expected) < 0.03
     y.float().square().sum().backward()
     assert all(p.grad.isfinite().all() for p in mixer.parameters())
-    half = case.build(torch.bfloat16)
+    half = variant.build(torch.bfloat16)
     y, _ = half(x.bfloat16())
-    assert error(y, wanted) < 0.06
+    assert relative_error(y, expected) < 0.06
 
 
 @each_backbone
-def test_gradient_checkpointing_gives_the_same_gradients(case):
-    mixer, x = case.build(), inputs(2, 40, D_MODEL).requires_grad_()
+def test_gradient_checkpointing_gives_the_same_gradients(variant):
+    mixer, x = variant.build(), inputs(2, 40, D_MODEL).requires_grad_()
     leaves = [x, *mixer.parameters()]
-    wanted = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
+    expected = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
     found = torch.autograd.grad(checkpoint(mixer, x, use_reentrant=False)[0].square().sum(), leaves)
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if "per step" in case.name or case.name in ("mamba, plain", "deltanet, plain")],
-    ids=lambda case: case.name,
+    "variant",
+    [
+        variant
+        for variant in VARIANTS
+        if "per step" in variant.name or variant.name in ("mamba, plain", "deltanet, plain")
+    ],
+    ids=lambda variant: variant.name,
 )
-def test_compiles_without_graph_breaks(case):
-    mixer, x = case.build(), inputs(2, 33, D_MODEL).requires_grad_()
+def test_compiles_without_graph_breaks(variant):
+    mixer, x = variant.build(), inputs(2, 33, D_MODEL).requires_grad_()
     torch._dynamo.reset()
     compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
     for length in (33, 20, 27):
@@ -108,9 +121,9 @@ def test_compiles_without_graph_breaks(case):
     more, _ = compiled(x[:, :5], state)
     assert_close(more, mixer(x[:, :5], mixer(x[:, :27])[1])[0])
     leaves = [x, *mixer.parameters()]
-    wanted = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
-    for found, expected in zip(torch.autograd.grad(compiled(x)[0].square().sum(), leaves), wanted, strict=True):
-        assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-7
+    eager = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
+    for actual, expected in zip(torch.autograd.grad(compiled(x)[0].square().sum(), leaves), eager, strict=True):
+        assert (actual - expected).norm() <= 1e-5 * expected.norm() + 1e-7
 
 
 @pytest.mark.slow
@@ -124,16 +137,16 @@ def test_compiles_with_the_default_backend(backbone):
     assert all(p.grad is not None for p in mixer.parameters())
 
 
-@each_backbone
-def test_every_implementation_serves_every_backbone(case, monkeypatch):
-    mixer, x = case.build(), inputs(2, 70, D_MODEL)
-    wanted, last = mixer(x)
+@each_operator
+def test_every_implementation_serves_every_backbone(variant, monkeypatch):
+    mixer, x = variant.build(), inputs(2, 70, D_MODEL)
+    expected, last = mixer(x)
     monkeypatch.setattr("muonssm.ops.cpu_library.unavailable", lambda: "no compiler")
     for impl in ("auto", "chunked", "scan", "reference"):
         mixer.impl = impl
         y, state = mixer(x[:, :50])
         more, state = mixer(x[:, 50:], state)
-        assert_close(torch.cat([y, more], dim=1), wanted, what=impl)
+        assert_close(torch.cat([y, more], dim=1), expected, what=impl)
         assert_close(state.memory.S, last.memory.S, what=impl)
     mixer.impl = "native"
     with pytest.raises(ValueError, match="no compiler"):
@@ -141,8 +154,8 @@ def test_every_implementation_serves_every_backbone(case, monkeypatch):
 
 
 @each_backbone
-def test_second_derivatives_by_the_reference(case):
-    mixer, x = case.build(torch.float64), inputs(1, 6, D_MODEL, dtype=torch.float64).requires_grad_()
+def test_second_derivatives_with_the_reference(variant):
+    mixer, x = variant.build(torch.float64), inputs(1, 6, D_MODEL, dtype=torch.float64).requires_grad_()
     mixer.impl = "reference"
     (g,) = torch.autograd.grad(mixer(x)[0].square().sum(), x, create_graph=True)
     (h,) = torch.autograd.grad(g.square().sum(), x)
@@ -150,7 +163,7 @@ def test_second_derivatives_by_the_reference(case):
     assert (h != 0).any()
 
 
-def test_not_a_number_stays_where_it_is():
+def test_nan_does_not_spread_to_other_rows_or_earlier_steps():
     mixer, x = build_mixer("mamba", 16, momentum="per_step"), inputs(2, 9, 16)
     x[1, 4] = torch.nan
     y, _ = mixer(x)
@@ -159,7 +172,7 @@ def test_not_a_number_stays_where_it_is():
     assert y[1, 4:].isnan().all()
 
 
-def test_initial_values_are_the_originals():
+def test_initial_values_equal_the_originals():
     torch.manual_seed(0)
     mamba = build_mixer("mamba", 256)
     assert torch.equal(mamba.A_log[7].exp().round(), torch.arange(1.0, 17))
@@ -180,8 +193,8 @@ def test_initial_values_are_the_originals():
         )
 
 
-def test_longhorn_with_heads_of_one_channel_has_one_gate_a_channel():
-    """The matrix form of one channel a head, with orthogonal keys of one state, is the diagonal form."""
+def test_longhorn_with_heads_of_one_channel_has_one_gate_per_channel():
+    """With one channel per head and keys of size 1, the matrix form equals the diagonal form."""
     torch.manual_seed(0)
     matrix = LongHorn(16, d_state=1, form="matrix", head_dim=1, muon=Muon.off())
     diagonal = LongHorn(16, d_state=1, form="diagonal", muon=Muon.off())
@@ -190,36 +203,45 @@ def test_longhorn_with_heads_of_one_channel_has_one_gate_a_channel():
     assert_close(matrix(x)[0], diagonal(x)[0])
 
 
-def test_bad_arguments_say_what_is_wrong():
-    for call, kind, message in (
-        (lambda: build_mixer("s4", 16), ValueError, r"name is 's4'; it may be one of \('mamba'"),
-        (lambda: build_mixer("mamba", 16, heads=2), TypeError, "heads is not an argument of Mamba; it has d_state"),
-        (lambda: build_mixer("mamba", 16, muon=0.9), TypeError, "muon is of type float; it may be a Muon"),
-        (lambda: Mamba(0), ValueError, "d_model is 0; it may be an integer >= 1"),
-        (lambda: Mamba(16, d_state=2.0), ValueError, "d_state is 2.0; it may be an integer >= 1"),
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("s4", {}, ValueError, "name must be one of 'mamba'.*got 's4'"),
+        (None, {}, ValueError, "name must be one of"),
+        ("mamba", {"heads": 2}, TypeError, "d_state, .*got 'heads'"),
+        ("mamba", {"muon": 0.9}, TypeError, "muon must be a Muon .*got float"),
+        ("mamba", {"d_model": 0}, ValueError, "d_model must .*got 0"),
+        ("mamba", {"d_state": 2.0}, TypeError, "d_state must .*got 2.0"),
+        ("mamba", {"bias": 1}, TypeError, "bias must .*got 1"),
+        ("mamba2", {"d_model": 20, "head_dim": 64}, ValueError, r"head_dim must .*expand \* d_model = 40, got 64"),
+        ("mamba2", {"d_model": 64, "groups": 3}, ValueError, "groups must .* = 2, got 3"),
+        ("deltanet", {"num_heads": 3}, ValueError, "num_heads must .*16, got 3.*head_k_dim"),
+        ("deltanet", {"num_heads": 0}, ValueError, "num_heads must .*got 0"),
+        ("gated_deltanet", {"num_heads": 5}, ValueError, "num_heads must .*12, got 5.*head_k_dim"),
         (
-            lambda: build_mixer("mamba2", 20, head_dim=64),
+            "gated_deltanet",
+            {"num_heads": 2, "num_value_heads": 3},
             ValueError,
-            r"head_dim is 64; it may be a divisor of expand \* d_model = 40",
+            "num_value_heads must .*num_heads = 2, got 3",
         ),
-        (lambda: build_mixer("mamba2", 64, groups=3), ValueError, "groups is 3; it may be a divisor of heads = 2"),
-        (lambda: build_mixer("deltanet", 16, num_heads=3), ValueError, "num_heads is 3; it may be a divisor of 16, or"),
-        (lambda: build_mixer("gated_deltanet", 16, num_heads=5), ValueError, "a divisor of 12, or give head_k_dim"),
+        ("gated_deltanet", {"conv_size": 0}, ValueError, "conv_size must .*got 0"),
+        ("longhorn", {"form": "full"}, ValueError, "form must .*'matrix'.*got 'full'"),
+        ("longhorn", {"head_dim": 5}, ValueError, "head_dim must .*got 5"),
+        ("mamba", {"momentum": "always"}, ValueError, "momentum must .*got 'always'"),
         (
-            lambda: build_mixer("gated_deltanet", 16, num_heads=2, num_value_heads=3),
+            "mamba",
+            {"muon": Muon.off(), "momentum": "per_head"},
             ValueError,
-            "num_value_heads is 3; it may be a multiple of num_heads = 2",
+            r"muon\.gamma must .*\(0, 1\).*'per_head', got 0.0",
         ),
-        (lambda: build_mixer("longhorn", 16, form="full"), ValueError, r"form is 'full'; it may be one of \('matrix'"),
-        (lambda: build_mixer("longhorn", 16, head_dim=5), ValueError, "head_dim is 5; it may be a divisor of"),
-        (lambda: build_mixer("mamba", 16, momentum="always"), ValueError, "momentum is 'always'; it may be one of"),
-        (
-            lambda: build_mixer("mamba", 16, Muon.off(), momentum="per_head"),
-            ValueError,
-            r"muon.gamma is 0.0; with momentum='per_head' it may be in \(0, 1\)",
-        ),
-        (lambda: build_mixer("mamba", 16, Muon(torch.tensor(0.9))), TypeError, "muon.gamma is a tensor"),
-        (lambda: Mixer(4, False), TypeError, "abstract method"),
-    ):
-        with pytest.raises(kind, match=message):
-            call()
+        ("mamba", {"muon": Muon(torch.tensor(0.9))}, TypeError, r"muon\.gamma must .*tensor"),
+    ],
+)
+def test_wrong_arguments_are_named(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        build_mixer(name, **{"d_model": 16, **arguments})
+
+
+def test_a_backbone_must_implement_mix():
+    with pytest.raises(TypeError, match="mix"):
+        Mixer(4, False)

@@ -1,4 +1,4 @@
-"""Plain mixers against the real modules of transformers with random weights, and against a loop with fla's names."""
+"""Plain mixers equal transformers' modules with random weights, and a step-by-step loop with fla's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muonssm import Muon
 from muonssm.layers import DeltaNet, GatedDeltaNet, export_weights, from_transformers, load_weights
 from muonssm.layers.convert import BUILDERS
 
-from .cases import assert_close, inputs
+from .variants import assert_close, inputs
 
 HIDDEN = 48
 CONFIGS = {
@@ -39,7 +39,7 @@ MODULES = {"mamba": MambaMixer, "mamba2": Mamba2Mixer, "qwen3-next": Qwen3NextGa
 
 
 def original(name):
-    """The real module with weights that make every part count."""
+    """Build the original module with weights large enough that each of them affects the output."""
     torch.manual_seed(0)
     module = MODULES[name.split(",")[0]](CONFIGS[name], layer_idx=0).eval()
     with torch.no_grad():
@@ -49,18 +49,18 @@ def original(name):
     return module
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("length", [1, 50])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full if "," in n else ()) for n in CONFIGS])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.full), 50])
 def test_equals_the_original_module(name, length):
-    """Output, final state and every parameter's gradient, to 1e-4 (seen: 2.4e-5 at most)."""
+    """Compare the output, the final state and every gradient to 1e-4 (largest error observed: 2.4e-5)."""
     module = original(name)
     mixer = from_transformers(module)
     x, weight = inputs(2, length, HIDDEN), inputs(2, length, HIDDEN, seed=2)
     cache = DynamicCache(config=CONFIGS[name])
     with torch.no_grad():
-        wanted = module(x, cache_params=cache)
+        expected = module(x, cache_params=cache)
     y, state = mixer(x)
-    assert_close(y, wanted, 1e-4, "output")
+    assert_close(y, expected, 1e-4, "output")
     S = cache.get_recurrent_state(0)
     assert_close(state.memory.S, S.mT if name == "qwen3-next" else S, 1e-4, "state")
     size = min(length, state.conv.shape[1])
@@ -69,7 +69,7 @@ def test_equals_the_original_module(name, length):
     (module(x) * weight).sum().backward()
     (y * weight).sum().backward()
     theirs = {parameter: p.grad for parameter, p in module.named_parameters()}
-    with torch.no_grad():  # gradients travel under the same names as weights
+    with torch.no_grad():  # export the gradients under the names of the weights
         for parameter in mixer.parameters():
             parameter.copy_(parameter.grad)
     ours = export_weights(mixer, "transformers")
@@ -79,7 +79,7 @@ def test_equals_the_original_module(name, length):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_weights_come_back_as_they_went_in(name):
+def test_weights_survive_the_round_trip(name):
     module = original(name)
     weights = export_weights(from_transformers(module, Muon(), momentum="per_step"), "transformers")
     assert weights.keys() == module.state_dict().keys()
@@ -87,15 +87,15 @@ def test_weights_come_back_as_they_went_in(name):
         assert torch.equal(weights[key], tensor), key
 
 
-def test_the_names_of_original_classes_are_right():
+def test_builders_cover_the_original_classes():
     assert set(BUILDERS) == {module.__name__ for module in MODULES.values()}
 
 
-# ---- flash-linear-attention needs a GPU: its layers, step by step, with its parameter names ----
+# ---- flash-linear-attention needs a GPU; its layers are written out here, step by step, with its parameter names ----
 
 
 def fla_layer(weights, x, heads, gated):
-    """flash-linear-attention's (Gated)DeltaNet from its published definition, one step at a time."""
+    """Compute flash-linear-attention's (Gated)DeltaNet from its published definition, one step at a time."""
 
     def convolved(name):
         row = F.linear(x, weights[f"{name}_proj.weight"]).mT
@@ -124,7 +124,7 @@ def fla_layer(weights, x, heads, gated):
 
 
 def fla_weights(gated, heads=3, key=10, value=14):
-    """Random weights under the names and shapes of fla/layers/{delta_net,gated_deltanet}.py."""
+    """Draw random weights with the names and shapes of fla/layers/{delta_net,gated_deltanet}.py."""
     shapes = {"q_proj": (heads * key, HIDDEN), "k_proj": (heads * key, HIDDEN), "v_proj": (heads * value, HIDDEN)}
     shapes |= {"b_proj": (heads, HIDDEN), "o_proj": (HIDDEN, heads * value), "o_norm": (value,)}
     shapes |= {"q_conv1d": (heads * key, 1, 4), "k_conv1d": (heads * key, 1, 4), "v_conv1d": (heads * value, 1, 4)}
@@ -166,23 +166,23 @@ def test_fla_weights_with_biases_and_an_output_gate():
     assert export_weights(load_weights(mixer, gated, "fla"), "fla").keys() == gated.keys()
 
 
-def test_foreign_weights_that_do_not_fit_are_refused_whole():
+def test_weights_that_do_not_fit_are_not_loaded():
     mixer = GatedDeltaNet(HIDDEN, num_heads=3, head_k_dim=10, head_v_dim=14, gate_bias=False)
     before = {name: p.clone() for name, p in mixer.named_parameters()}
     weights = fla_weights(gated=True)
-    with pytest.raises(ValueError, match=r"weights lack q_proj.weight, .* 'fla'"):
+    with pytest.raises(ValueError, match=r"weights must .*'fla'.*q_proj\.weight"):
         load_weights(mixer, {}, "fla")
-    with pytest.raises(ValueError, match="weights have extra too much and lack A_log"):
+    with pytest.raises(ValueError, match=r"weights must .*missing: A_log; unknown: extra"):
         load_weights(mixer, {**{n: w for n, w in weights.items() if n != "A_log"}, "extra": torch.ones(1)}, "fla")
-    with pytest.raises(ValueError, match=r"A_log has shape \[4\]; for this GatedDeltaNet it may be \[3\]"):
+    with pytest.raises(ValueError, match=r"A_log must .*\[3\], got \[4\]"):
         load_weights(mixer, {**weights, "A_log": torch.ones(4)}, "fla")
-    with pytest.raises(ValueError, match="no map between GatedDeltaNet and 'keras'"):
+    with pytest.raises(ValueError, match=r"source .*got 'keras' for GatedDeltaNet"):
         load_weights(mixer, weights, "keras")
-    with pytest.raises(ValueError, match=r"weights lack in_proj_qkvz\.weight"):
+    with pytest.raises(ValueError, match=r"weights must .*in_proj_qkvz\.weight"):
         load_weights(mixer, weights, "transformers")
     with pytest.raises(ValueError, match="gate_bias"):
         export_weights(GatedDeltaNet(HIDDEN), "transformers")
     for name, parameter in mixer.named_parameters():
         assert torch.equal(parameter, before[name])
-    with pytest.raises(TypeError, match="module is of type Linear; it may be one of"):
+    with pytest.raises(TypeError, match=r"module must .*Linear"):
         from_transformers(torch.nn.Linear(2, 2))

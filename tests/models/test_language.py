@@ -1,4 +1,7 @@
-"""The language model on transformers' contracts: sizes, states, generation, saving, precision, packing."""
+"""The language model on transformers' contracts: sizes, states, generation, saving, precision, packing.
+
+The quick tier runs every backbone, with every other layer attention where Muon is on; the rest is marked `full`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ HYBRID = {"ssm_every": 2, "sliding_window": 8, "num_attention_heads": 4}
 
 
 def build(backbone="gated_deltanet", muon=True, seed=0, **changes):
-    """A small model whose outputs depend on what it read: larger weights than those it would start from."""
+    """Build a small model with larger weights than initially, so that its outputs depend on its inputs."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = MuonSSMConfig(**{**sizes, "tie_word_embeddings": False, **changes}, backbone=backbone, muon=muon)
@@ -31,9 +34,35 @@ def tokens(*shape, seed=1):
     return torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
 
 
-each_model = pytest.mark.parametrize("muon", [False, True], ids=["plain", "muon"])
+FULL = pytest.mark.full
+each_rule = pytest.mark.parametrize("muon", [False, True], ids=["plain", "muon"])
 each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
-each_kind = pytest.mark.parametrize("changes", [{}, HYBRID], ids=["pure", "hybrid"])
+each_layout = pytest.mark.parametrize("changes", [{}, HYBRID], ids=["pure", "hybrid"])
+
+
+def combinations(quick):
+    """Parametrize over backbone, rule and layout, and mark as `full` what `quick` does not contain."""
+    every = [(name, muon, layout) for name in BACKBONES for muon in (False, True) for layout in ("pure", "hybrid")]
+    return pytest.mark.parametrize(
+        ("backbone", "muon", "changes"),
+        [
+            pytest.param(
+                name,
+                muon,
+                HYBRID if layout == "hybrid" else {},
+                id=f"{name}-{'muon' if muon else 'plain'}-{layout}",
+                marks=() if (name, muon, layout) in quick else FULL,
+            )
+            for name, muon, layout in every
+        ],
+    )
+
+
+PLAIN_PURE = [(name, False, "pure") for name in BACKBONES]
+MUON_HYBRID = [(name, True, "hybrid") for name in BACKBONES]
+each_combination = combinations([*PLAIN_PURE, *MUON_HYBRID])
+each_hybrid_muon = combinations(MUON_HYBRID)
+each_combination_slow = combinations([("mamba", True, "hybrid"), ("gated_deltanet", True, "pure")])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +75,7 @@ each_kind = pytest.mark.parametrize("changes", [{}, HYBRID], ids=["pure", "hybri
         ("gated_deltanet", True, 168_061_892),
     ],
 )
-@each_model
+@each_rule
 def test_parameter_counts_of_the_170m_table(backbone, hybrid, size, muon):
     with torch.device("meta"):
         model = MuonSSMForCausalLM(preset("170m", backbone, muon, hybrid))
@@ -54,24 +83,20 @@ def test_parameter_counts_of_the_170m_table(backbone, hybrid, size, muon):
     assert model.config.build_muon() == (Muon() if muon else Muon.off())
 
 
-@each_kind
-@each_model
-@each_backbone
-def test_a_cache_gives_what_the_whole_gives(backbone, muon, changes):
+@each_combination
+def test_cached_steps_equal_the_whole(backbone, muon, changes):
     model, ids = build(backbone, muon, **changes), tokens(2, 30)
     whole = model(ids, use_cache=False).logits
     first = model(ids[:, :13], use_cache=True)
     several = model(ids[:, 13:20], past_key_values=first.past_key_values, use_cache=True)
     steps = [model(ids[:, i : i + 1], past_key_values=several.past_key_values, use_cache=True) for i in range(20, 30)]
-    parts = torch.cat([out.logits for out in (first, several, *steps)], dim=1)
-    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+    split = torch.cat([out.logits for out in (first, several, *steps)], dim=1)
+    torch.testing.assert_close(split, whole, atol=1e-4, rtol=1e-4)
     assert steps[-1].past_key_values.get_seq_length() == 30
 
 
-@each_kind
-@each_model
-@each_backbone
-def test_left_padded_equals_alone(backbone, muon, changes):
+@each_hybrid_muon
+def test_left_padded_sequence_equals_the_sequence_alone(backbone, muon, changes):
     model, ids = build(backbone, muon, **changes), tokens(1, 17)
     padded = torch.cat([torch.zeros(1, 6, dtype=torch.long), ids], dim=1)
     batch = torch.cat([padded, tokens(1, 23, seed=2)])
@@ -83,24 +108,22 @@ def test_left_padded_equals_alone(backbone, muon, changes):
     assert torch.equal(together[0, 23:], alone[0, 17:])
 
 
-@each_kind
-@each_model
-@each_backbone
+@each_combination_slow
 def test_generation_with_a_cache_equals_without(backbone, muon, changes):
     model, ids = build(backbone, muon, **changes), tokens(2, 9)
     for options in ({}, {"num_beams": 3}, {"do_sample": True, "top_k": 20}):
-        found = []
+        sequences = []
         for use_cache in (True, False):
             torch.manual_seed(3)
-            found.append(model.generate(ids, max_new_tokens=14, use_cache=use_cache, **{"do_sample": False, **options}))
-        assert torch.equal(*found), options
-        assert len(set(found[0][0, 9:].tolist())) > 2, "a model that repeats one token shows nothing"
+            sequences.append(
+                model.generate(ids, max_new_tokens=14, use_cache=use_cache, **{"do_sample": False, **options})
+            )
+        assert torch.equal(*sequences), options
+        assert len(set(sequences[0][0, 9:].tolist())) > 2, "a model that repeats one token tests nothing"
 
 
-@each_kind
-@each_model
-@each_backbone
-def test_generation_goes_on_from_a_returned_cache_by_several_tokens(backbone, muon, changes):
+@each_hybrid_muon
+def test_generation_continues_a_returned_cache_with_several_tokens(backbone, muon, changes):
     model, ids = build(backbone, muon, **changes), tokens(2, 9)
     out = model.generate(ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
     longer = torch.cat([out.sequences, tokens(2, 4, seed=5)], dim=1)
@@ -116,17 +139,17 @@ def test_the_cache_does_not_grow(backbone):
     assert sizes[0] == sizes[1] > 0
 
 
-@pytest.mark.parametrize("part", ["mixer", "mixer_norm", "mixer.in_proj"])
+@pytest.mark.parametrize("name", ["mixer", "mixer_norm", "mixer.in_proj"])
 @each_backbone
-def test_hooks_see_every_token_of_generation(backbone, part):
-    """A decoding step may go through a kernel for the whole block, but not past what somebody listens to."""
+def test_hooks_see_every_token_of_generation(backbone, name):
+    """A kernel computes a whole block in a decoding step, but not if a module in it has a hook."""
     model, seen = build(backbone), []
-    model.model.layers[1].get_submodule(part).register_forward_hook(lambda *_: seen.append(1))
+    model.model.layers[1].get_submodule(name).register_forward_hook(lambda *_: seen.append(1))
     model.generate(tokens(1, 5), max_new_tokens=6, min_new_tokens=6, do_sample=False)
     assert len(seen) == 6
 
 
-@each_kind
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=FULL), HYBRID], ids=["pure", "hybrid"])
 @each_backbone
 def test_saved_and_loaded_as_transformers_does(backbone, changes, tmp_path):
     model, ids = build(backbone, {"gamma": 0.5, "ns_steps": 2}, tie_word_embeddings=True, **changes), tokens(1, 12)
@@ -140,7 +163,7 @@ def test_saved_and_loaded_as_transformers_does(backbone, changes, tmp_path):
     assert type(AutoConfig.from_pretrained(tmp_path)) is MuonSSMConfig
 
 
-def test_weights_missing_in_a_checkpoint_start_as_they_should(tmp_path):
+def test_weights_missing_in_a_checkpoint_have_initial_values(tmp_path):
     build("mamba").save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path, momentum="per_head")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
@@ -166,8 +189,8 @@ def test_initial_weights():
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True))
 
 
-@each_kind
-def test_documents_packed_into_a_row_are_kept_apart(changes):
+@each_layout
+def test_packed_documents_equal_each_alone(changes):
     model = build(**changes)
     one, two = tokens(1, 11), tokens(1, 18, seed=2)
     bounds, positions = torch.tensor([0, 11, 29]), torch.cat([torch.arange(11), torch.arange(18)])[None]
@@ -176,7 +199,7 @@ def test_documents_packed_into_a_row_are_kept_apart(changes):
     torch.testing.assert_close(packed, apart, atol=1e-4, rtol=1e-4)
 
 
-@each_kind
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=FULL), HYBRID], ids=["pure", "hybrid"])
 @each_backbone
 def test_gradient_checkpointing_gives_the_same_gradients(backbone, changes):
     model, ids = build(backbone, **changes).train(), tokens(2, 20)
@@ -194,17 +217,17 @@ def test_gradient_checkpointing_gives_the_same_gradients(backbone, changes):
 @each_backbone
 def test_bfloat16_and_autocast_are_close(backbone):
     model, ids = build(backbone), tokens(2, 20)
-    wanted = model(ids, labels=ids).loss
+    expected = model(ids, labels=ids).loss
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(ids, labels=ids).loss
-    assert loss.item() == pytest.approx(wanted.item(), rel=0.03)
+    assert loss.item() == pytest.approx(expected.item(), rel=0.03)
     half = model.to(torch.bfloat16)
-    assert half(ids, labels=ids).loss.item() == pytest.approx(wanted.item(), rel=0.06)
+    assert half(ids, labels=ids).loss.item() == pytest.approx(expected.item(), rel=0.06)
     out = half.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
     assert out.past_key_values.layers[0].state.memory.S.dtype == torch.float32
 
 
-def test_labels_are_shifted_and_next_tokens_are_not():
+def test_labels_are_shifted_and_shift_labels_are_not():
     model, ids = build(), tokens(2, 20)
     following = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
     loss = model(ids, labels=ids).loss
@@ -222,30 +245,48 @@ def test_compiles_to_one_graph(backbone):
     torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_what_is_wrong_is_said():
-    with pytest.raises(ValueError, match="backbone is 'transformer'"):
-        MuonSSMConfig(backbone="transformer")
-    with pytest.raises(ValueError, match="hidden_size is 0"):
-        MuonSSMConfig(hidden_size=0)
-    with pytest.raises(ValueError, match="muon is 'yes'"):
-        MuonSSMConfig(muon="yes")
-    with pytest.raises(ValueError, match=r"muon is \{'gama'"):
-        MuonSSMConfig(muon={"gama": 1})
-    with pytest.raises(ValueError, match="num_attention_heads is 5; it may be a divisor of hidden_size = 32"):
-        MuonSSMConfig(hidden_size=32, ssm_every=2, num_attention_heads=5)
-    with pytest.raises(ValueError, match="name is '1b'"):
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"backbone": "transformer"}, ValueError, "backbone must .*got 'transformer'"),
+        ({"hidden_size": 0}, ValueError, "hidden_size must .*got 0"),
+        ({"dropout": 1.0}, ValueError, "dropout must .*got 1.0"),
+        ({"muon": "yes"}, TypeError, "muon must .*got 'yes'"),
+        ({"muon": {"gama": 1}}, ValueError, r"muon must .*got \{'gama'"),
+        ({"momentum": "always"}, ValueError, "momentum must .*got 'always'"),
+        ({"mixer": "large"}, TypeError, "mixer must .*got 'large'"),
+        (
+            {"hidden_size": 32, "ssm_every": 2, "num_attention_heads": 5},
+            ValueError,
+            "num_attention_heads must .*32, got 5",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(settings, error, message):
+    with pytest.raises(error, match=message):
+        MuonSSMConfig(**settings)
+
+
+def test_wrong_calls_name_the_argument():
+    with pytest.raises(ValueError, match=r"name must .*got '1b'"):
         preset("1b")
     model, ids = build(), tokens(1, 5)
-    with pytest.raises(ValueError, match="past_key_values is a DynamicCache"):
+    with pytest.raises(TypeError, match=r"past_key_values must .*DynamicCache"):
         model(ids, past_key_values=DynamicCache(config=model.config))
-    with pytest.raises(ValueError, match="cache_implementation is 'static'"):
+    with pytest.raises(ValueError, match=r"cache_implementation must .*got 'static'"):
         model.generate(ids, cache_implementation="static", max_new_tokens=2)
-    with pytest.raises(ValueError, match="exactly one"):
+    with pytest.raises(ValueError, match=r"input_ids or inputs_embeds must .*neither"):
         model()
     cache = MuonSSMCache(model.config)
     model(ids, past_key_values=cache, use_cache=True)
-    with pytest.raises(ValueError, match="tokens_to_remove is -2"):
+    with pytest.raises(ValueError, match=r"tokens_to_remove must .*got -2"):
         cache.crop(-2)
     cache.reset()
     assert cache.get_seq_length() == 0
     torch.testing.assert_close(model(ids, past_key_values=cache, use_cache=True).logits, model(ids).logits)
+
+
+def test_fsdp_wraps_the_blocks():
+    model = build(**HYBRID)
+    wrapped = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
+    assert wrapped == list(model.model.layers)

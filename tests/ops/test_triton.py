@@ -28,11 +28,11 @@ def test_memory_under_the_interpreter():
 def test_memory_kernels_compile_without_spills(architecture, size):
     """bfloat16, with all there is: momentum, erase, initial states, gamma's gradient."""
     from muonssm.ops.memory.kernels.aot import variants
-    from muonssm.ops.triton.aot import TARGETS, compile_ahead
+    from muonssm.ops.triton.aot import TARGETS, compile_for
 
     target = TARGETS[architecture]
     for name, variant in variants(architecture, size).items():
-        report = compile_ahead(variant, target)
+        report = compile_for(variant, target)
         assert report.spills == 0, f"{name} spills {report.spills} on {architecture}"
         assert report.shared <= target.shared, f"{name} takes {report.shared} bytes of shared memory on {architecture}"
         assert report.registers <= target.register_limit

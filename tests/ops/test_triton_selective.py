@@ -24,10 +24,10 @@ def test_kernels_are_right_under_the_interpreter():
 
 def check(architecture: str, N: int, longhorn: bool = False) -> None:
     from muonssm.ops.selective.kernels.aot import variants
-    from muonssm.ops.triton.aot import TARGETS, compile_ahead
+    from muonssm.ops.triton.aot import TARGETS, compile_for
 
     target = TARGETS[architecture]
-    reports = {name: compile_ahead(v, target) for name, v in variants(architecture, N, longhorn=longhorn).items()}
+    reports = {name: compile_for(v, target) for name, v in variants(architecture, N, longhorn=longhorn).items()}
     assert len(reports) == 9
     assert {name: report.spills for name, report in reports.items() if report.spills} == {}
     assert all(report.shared <= target.shared and report.programs >= 1 for report in reports.values())

@@ -26,7 +26,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     from .predict import predict
 
     recipe, metadata, model = RunFolder(arguments.folder).load_model("activity")
-    for prediction in predict(model, recipe.task.data, metadata, arguments.file):  # type: ignore[attr-defined,arg-type]
+    for prediction in predict(model, recipe.task.data, metadata, arguments.file):  # type: ignore[attr-defined]
         print(prediction)
     return 0
 
@@ -42,6 +42,6 @@ def _stream(arguments: argparse.Namespace) -> int:
         samples = piped_samples(sys.stdin, metadata["channels"])
     else:
         samples = file_samples(arguments.file, config, metadata)
-    for prediction in stream(model, config, metadata, samples):  # type: ignore[arg-type]
+    for prediction in stream(model, config, metadata, samples):
         print(prediction, flush=True)
     return 0

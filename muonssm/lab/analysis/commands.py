@@ -10,7 +10,7 @@ from muonssm.lab.core.commands import CommandTable
 def add_commands(table: CommandTable) -> None:
     """Add `analyze`."""
     text = "analyze a run: spectra, ranks, gradients and studies, as in the paper, into RUN/analysis"
-    parser = table.add("analyze", _analyze, "analysis", text)
+    parser = table.add("analyze", _analyze, "report", text)
     parser.add_argument("folder", metavar="RUN", help="folder of a finished run or comparison")
     parser.add_argument(
         "--what", metavar="NAMES", help="names of analyses, separated by commas (default: all that apply)"

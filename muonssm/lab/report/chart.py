@@ -101,6 +101,8 @@ class Chart:
 
 def side_by_side(drawn: Sequence[str], label: str) -> str:
     """Put the SVG texts of several charts beside each other in one."""
+    if not drawn:
+        raise ValueError("drawn must have at least one figure, got none")
     root, left, bottom = ElementTree.Element("svg"), 0.0, 0.0
     for figure in drawn:
         width, height = _size(figure)

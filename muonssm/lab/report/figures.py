@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from .chart import FONT_SIZE, Chart, css, side_by_side, standalone, with_settings
@@ -337,7 +337,7 @@ def _cell(place: tuple[float, int], width: float, fc: str = "none", ec: str = "n
     return Rectangle((place[1] + x, place[0] + y), 1 - 2 * x, 1 - 2 * y, fc=fc, ec=ec, **options)
 
 
-def _draw_cell(axes: Axes, place: tuple[float, int], width: float, step: int | None, text: str) -> Rectangle:
+def _draw_cell(axes: Axes, place: tuple[float, int], width: float, step: int | None, text: str) -> Patch:
     if step is None:
         return axes.add_patch(_cell(place, width, ec=css("none"), linestyle=(0, (3, 3))))
     axes.text(place[1] + 0.5, place[0] + 0.5, text, ha="center", va="center_baseline", color=css(f"t{step}"))

@@ -69,4 +69,5 @@ def report_sections(experiment: Experiment) -> list[Section]:
 def _missing(experiment: Experiment) -> list[Section]:
     """Return a section with the missing evaluations and the commands that produce them, if there are any."""
     texts = experiment.task.missing_evaluations(experiment) + analysis_sections.missing(experiment)
-    return [Section("missing", "Missing evaluations", page.bullets(texts))] if texts else []
+    introduction = page.paragraph("Evaluations that were not run, and the commands that produce them:", soft=True)
+    return [Section("missing", "Missing evaluations", page.join(introduction, page.bullets(texts)))] if texts else []

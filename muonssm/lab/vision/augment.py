@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.checks import check_choice, check_int, check_number
-from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
 from .image_files import to_pil
 from .images import ImageSet
@@ -80,7 +79,6 @@ class ImageAugmentation:
         """Create timm's transform of a PIL image to a normalized tensor; None if images stay unchanged."""
         if not self.size:
             return None
-        prepare_torchvision()
         from timm.data import create_transform
 
         return create_transform(
@@ -102,7 +100,6 @@ class ImageAugmentation:
         """Create timm's Mixup for batches; None if neither mixup nor cutmix is set."""
         if not (self.mixup or self.cutmix):
             return None
-        prepare_torchvision()
         from timm.data import Mixup
 
         return Mixup(self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes)

@@ -1,4 +1,7 @@
-"""The convolution by the C++ kernel in csrc/convolution.h: filters, activation and both passes in one sweep."""
+"""The convolution by the C++ kernel in csrc/convolution.h: filters and activation in one pass.
+
+x, y [B, L, C];  weight [C, K];  bias [C];  tail [N, K - 1, C];  offsets [N + 1], bounds of the sequences
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ..dtypes import widen
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, cu_seqlens: Tensor | None, activation: str | None
 ) -> Tensor:
-    """y `[B, L, C]` in x's dtype. x may be a slice of wider rows: the kernel steps over the rest."""
+    """Return y `[B, L, C]` in x's dtype. x can be a slice of wider rows: the kernel takes a row stride."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     B, L, C = x.shape
     if x.stride(2) != 1 or (B > 1 and x.stride(0) != L * x.stride(1)):
@@ -57,7 +60,7 @@ def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("muonssm::convolution_native_backward", mutates_args=())
 def _convolution_native_backward(dy: Tensor, tensors: list[Tensor], offsets: Tensor, silu: bool) -> list[Tensor]:
-    """Gradients of x, weight, bias and tail."""
+    """Compute the gradients of x, weight, bias and tail."""
     dy = dy.contiguous()
     out = [launch.empty(t, t.shape) for t in tensors]
     a = _arguments(tensors, offsets, silu)

@@ -1,4 +1,4 @@
-"""The convolution as a sum of shifted products, in torch: any device, any derivative."""
+"""The convolution as a sum of shifted products, in torch's own operations: any device, any derivative."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, cu_seqlens: Tensor | None, activation: str | None
 ) -> Tensor:
-    """y `[B, L, C]` from x `[B, L, C]`, weight `[C, 1, K]` and tail `[N, K - 1, C]`, all in one dtype."""
+    """Compute y `[B, L, C]` from x `[B, L, C]`, weight `[C, 1, K]` and tail `[N, K - 1, C]`, all in one dtype."""
     if cu_seqlens is None:
         y = _filter(torch.cat([tail, x], dim=1), weight)
-    else:  # one row [tail, sequence, tail, sequence, ...]; what is computed for the tails is left out again
+    else:  # one row [tail, sequence, tail, sequence, ...]; outputs at the tails are dropped
         before = weight.shape[2] - 1
-        places = _places(cu_seqlens, before, x.shape[1]).to(x.device)
+        positions = _positions(cu_seqlens, before, x.shape[1]).to(x.device)
         row = x.new_zeros(1, x.shape[1] + tail.shape[0] * before, x.shape[2])
-        row = row.index_copy(1, places, x)
+        row = row.index_copy(1, positions, x)
         starts = (cu_seqlens[:-1].to(x.device) + before * torch.arange(tail.shape[0], device=x.device))[:, None]
         row = row.index_copy(1, (starts + torch.arange(before, device=x.device)).flatten(), tail.flatten(0, 1)[None])
-        y = _filter(row, weight).index_select(1, places - before)
+        y = _filter(row, weight).index_select(1, positions - before)
     if bias is not None:
         y = y + bias
     return F.silu(y) if activation == "silu" else y
 
 
 def step(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, activation: str | None) -> tuple[Tensor, Tensor]:
-    """y and the new tail for one step x `[B, 1, C]`: few operations, as decoding wants them."""
+    """Compute y and the new tail for one step x `[B, 1, C]`, with few operations."""
     row = torch.cat([tail, x], dim=1)
     y = (row * weight[:, 0].T).sum(dim=1, keepdim=True)
     if bias is not None:
@@ -36,22 +36,23 @@ def step(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, activatio
 
 
 def last_rows(x: Tensor, tail: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The last K - 1 rows of every sequence with its tail in front: the tail of what continues it."""
+    """Return the next tail: the last K - 1 rows of every sequence, with its tail in front."""
     before, L = tail.shape[1], x.shape[1]
     if cu_seqlens is None:
         rows = x[:, L - before :] if before <= L else torch.cat([tail[:, L:], x], dim=1)
-        return rows.clone()  # a view would keep all of x alive
+        return rows.clone()  # a view would keep all of x in memory
     if L == 0:
         return tail.clone()
     bounds = cu_seqlens.to(x.device)
-    place = (bounds[1:] - bounds[:-1])[:, None] + torch.arange(before, device=x.device)  # counted from the tail's start
-    new = x[0][(bounds[:-1, None] + place - before).clamp(0, L - 1)]
-    old = torch.take_along_dim(tail, place.clamp(max=before - 1)[..., None], dim=1) if before else tail
-    return torch.where((place < before)[..., None], old, new)
+    # Positions count from the start of the tail.
+    position = (bounds[1:] - bounds[:-1])[:, None] + torch.arange(before, device=x.device)
+    new = x[0][(bounds[:-1, None] + position - before).clamp(0, L - 1)]
+    old = torch.take_along_dim(tail, position.clamp(max=before - 1)[..., None], dim=1) if before else tail
+    return torch.where((position < before)[..., None], old, new)
 
 
 def _filter(row: Tensor, weight: Tensor) -> Tensor:
-    """sum_j weight_j row_{t+j} for every t that has K rows."""
+    """Compute sum_j weight_j row_{t+j} for every t that has K rows."""
     K = weight.shape[2]
     L = row.shape[1] - K + 1
     y = row[:, :L] * weight[:, 0, 0]
@@ -60,7 +61,7 @@ def _filter(row: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-def _places(cu_seqlens: Tensor, before: int, L: int) -> Tensor:
-    """Where each of L packed steps stands in a row with `before` more in front of every sequence."""
+def _positions(cu_seqlens: Tensor, before: int, L: int) -> Tensor:
+    """Return the positions of L packed steps in a row with `before` more rows in front of every sequence."""
     step = torch.arange(L, device=cu_seqlens.device)
     return step + before * torch.searchsorted(cu_seqlens[1:].contiguous(), step, right=True).add(1)

@@ -1,17 +1,20 @@
 """The memory recurrence in chunks of C steps: matmuls within a chunk, a short recurrence of states across chunks.
 
-Within a chunk (states S0, M0 at its start) every product of gates between two steps is one entry of a triangle:
+Within a chunk (states S0, M0 at its start) every product of gates between two steps is an entry of a triangular matrix:
 
     LA[t,s] = alpha_t ... alpha_{s+1},   LG[t,s] = gamma_t ... gamma_{s+1}         s <= t, else 0
-    Cm      = LA diag(mu) LG             how much of write s is in S_t by way of the momentum
-    A_t, Gam_t, g_t                      the same three for what the chunk starts with: S0, M0 in M_t, M0 in S_t
+    Cm      = LA diag(mu) LG             the share of write s in S_t, through the momentum
+    A_t, Gam_t, g_t                      the shares of S0 in S_t, of M0 in M_t, and of M0 in S_t
 
 The erase adds writes w_t k_t^T with w_t = -alpha_t e_t S_{t-1} k_t, whose rows W solve a triangular system. W is
-affine in the states, W = WU + WS S0^T + WM M0^T, so all of it but the states is known for all chunks at once. The
-derivation is in docs/operator.md; the numbered steps of `run` follow it.
+affine in the states, W = WU + WS S0^T + WM M0^T, so WU, WS and WM are computed for all chunks at once. The derivation
+is in docs/design/operator.md; the numbered steps of `run` follow it.
 
-    n chunks of C steps, chunks first: q, k, WS, WM [n, B, H, C, m];  u, W, WU [n, B, H, C, d];  LA, LG, Cm
-    [n, B, H, C, C];  A, g, Gam [n, B, H, C];  S, M [B, H, d, m]
+    q, k, WS, WM   [n, B, H, C, m]   n chunks of C steps
+    u, W, WU       [n, B, H, C, d]
+    LA, LG, Cm     [n, B, H, C, C]
+    A, g, Gam      [n, B, H, C]
+    S, M           [B, H, d, m]
 """
 
 from __future__ import annotations
@@ -28,47 +31,47 @@ CHUNK, SHORT_CHUNK = 64, 16
 
 
 def chunk_length(length: int) -> int:
-    """Two sizes only, so that a compiled graph serves every length in between."""
+    """Return one of two chunk lengths, so that a compiled graph serves many sequence lengths."""
     return CHUNK if length > 2 * SHORT_CHUNK else SHORT_CHUNK
 
 
 def run(steps: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L C (d + m) + L d m) a head, memory linear in L."""
-    # 1. Decays between any two steps of a chunk, and from its start.
+    """Return y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L C (d + m) + L d m) per head, memory linear in L."""
+    # 1. Decays between any two steps of a chunk, and from the start of the chunk.
     chunks = _Chunks.cut(steps, chunk_length(steps.u.shape[1]))
     decays = _Decays.of(chunks)
 
-    # 2. The erase: further writes W k^T, as far as they do not depend on the states.
+    # 2. The erase: writes W k^T, without the parts that depend on the states.
     erased = (None,) * 4 if chunks.erase is None else _erase(chunks, decays)
 
-    # 3. What the chunk's own writes leave in S and M at its end, and how what was there before decays.
+    # 3. The chunk's own writes in S and M at its end, and the decays of S0 and M0 until then.
     LG_end, Cm_end = (x[..., -1, :, None] for x in (decays.LG, decays.Cm))
     US, UM = chunks.u.mT @ (Cm_end * chunks.k), chunks.u.mT @ (LG_end * chunks.k)
     ends = [x[..., -1, None, None].expand(*US.shape[:3], 1, 1) for x in (decays.A, decays.g, decays.Gam)]
 
-    # 4. The recurrence over chunks: S and M before each and at the end, and with them W.
+    # 4. The recurrence over chunks: S and M before each chunk and at the end, and W.
     S_all, M_all, W = chunk_states(S, M, ends, US, UM, *erased)
 
-    # 5. Every output reads the state its chunk starts with, the chunk's own writes, and the erase.
+    # 5. Outputs read the state before the chunk, the chunk's own writes, and the erase.
     y = _read(chunks, decays, S_all[:-1], M_all[:-1], W)
-    return y, S_all[-1].clone(), M_all[-1].clone()  # no views: they would keep every state alive
+    return y, S_all[-1].clone(), M_all[-1].clone()  # views would keep all states in memory
 
 
 class _Chunks(NamedTuple):
-    """`MemorySteps` with the steps cut into chunks, and these in front: `[n, B, H, C, ...]`."""
+    """`MemorySteps` in chunks: `[n, B, H, C, ...]`."""
 
     q: Tensor
     k: Tensor
     u: Tensor
     alpha: Tensor
     erase: Tensor | None
-    gamma: Tensor  # size 1 on the axes along which it does not vary, except C
+    gamma: Tensor  # size 1 on axes where it does not vary, except C
     mu: Tensor  # likewise
 
     @classmethod
     def cut(cls, steps: MemorySteps, C: int) -> _Chunks:
         def cut(x: Tensor) -> Tensor:
-            if x.shape[1] == 1:  # constant in time: every chunk looks alike
+            if x.shape[1] == 1:  # constant in time: the same for every chunk
                 x = x.expand(x.shape[0], C, *x.shape[2:])
             x = x.unflatten(1, (-1, C)).transpose(0, 1)  # [n, B, C, H, ...]
             return x.transpose(2, 3).contiguous()
@@ -78,10 +81,10 @@ class _Chunks(NamedTuple):
 
 
 class _Decays(NamedTuple):
-    """Products of gates within chunks: between two steps `[n, B, H, C, C]`, from the start to a step `[n, B, H, C]`."""
+    """Products of gates in a chunk: between two steps `[n, B, H, C, C]`, from the chunk's start `[n, B, H, C]`."""
 
     LA: Tensor
-    LG: Tensor  # size 1 on the axes along which gamma does not vary
+    LG: Tensor  # size 1 on axes where gamma does not vary
     muLG: Tensor  # likewise
     Cm: Tensor
     A: Tensor
@@ -99,7 +102,7 @@ class _Decays(NamedTuple):
 
 
 def _erase(chunks: _Chunks, decays: _Decays) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """WU, WS, WM of W = WU + WS S0^T + WM M0^T, and Kd, with which S at the end of the chunk keeps W^T Kd.
+    """Solve for WU, WS, WM of W = WU + WS S0^T + WM M0^T; also return Kd, with W^T Kd the erase in the chunk's last S.
 
     (I + e LA * G) W = -e [ A K S0^T + (g - mu Gam) K M0^T + ((Cm - mu LG) * G) U ],   G = K K^T, strictly lower parts
     """
@@ -115,7 +118,7 @@ def _erase(chunks: _Chunks, decays: _Decays) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _read(chunks: _Chunks, decays: _Decays, S: Tensor, M: Tensor, W: Tensor) -> Tensor:
-    """y `[B, L, H, d]` = A q S0^T + g q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W."""
+    """Compute y `[B, L, H, d]` = A q S0^T + g q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W."""
     q = chunks.q
     QK = q @ chunks.k.mT
     y = (decays.Cm * QK) @ chunks.u
@@ -127,20 +130,20 @@ def _read(chunks: _Chunks, decays: _Decays, S: Tensor, M: Tensor, W: Tensor) -> 
 
 
 def decay_matrix(a: Tensor) -> Tensor:
-    """X[t, s] = a_t a_{t-1} ... a_{s+1} for s <= t, else 0; a is `[..., C]`, X `[..., C, C]`.
+    """Compute X[t, s] = a_t a_{t-1} ... a_{s+1} for s <= t, else 0; a is `[..., C]`, X is `[..., C, C]`.
 
-    Plain products, so gates of exactly 0 and 1 are exact; the gradient needs no division by them either.
+    These are plain products: gates of 0 and 1 are exact, and the gradient does not divide by a gate.
     """
     return _DecayMatrix.apply(a)
 
 
 def solve_unit_lower(N: Tensor, right: Tensor) -> Tensor:
-    """X of (I + N) X = right, where of N `[..., C, C]` only what is below the diagonal is read."""
+    """Solve (I + N) X = right for X; only the entries of N `[..., C, C]` below the diagonal are used."""
     return _SolveUnitLower.apply(N, right)
 
 
 class _DecayMatrix(torch.autograd.Function):
-    """X = (I - N)^-1 where N has a_1, a_2, ... below its diagonal, hence dN = X^T dX X^T."""
+    """X = (I - N)^-1, where N has a_2, a_3, ... below its diagonal; hence dN = X^T dX X^T."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
@@ -157,9 +160,9 @@ class _DecayMatrix(torch.autograd.Function):
 
 
 class _SolveUnitLower(torch.autograd.Function):
-    """Forward substitution in blocks of 16 rows, each by the inverse of its diagonal block: matmuls, for the most part.
+    """Forward substitution in blocks of 16 rows, by the inverses of the diagonal blocks: mostly matmuls.
 
-    The inverse of all of I + N would be as fast, but loses two digits where e k.k is above 1.
+    Inverting all of I + N would be as fast, but loses two digits where e k.k is above 1.
     With Y = (I + N)^-T dX, the gradients are dright = Y and dN = -Y X^T.
     """
 
@@ -193,14 +196,14 @@ def _block_rows(N: Tensor) -> list[slice]:
 
 
 def _diagonal_inverses(N: Tensor) -> Tensor:
-    """Inverses of the diagonal blocks of I + N, `[..., C / 16, 16, 16]`."""
+    """Invert the diagonal blocks of I + N: `[..., C / 16, 16, 16]`."""
     blocks = torch.stack([N[..., rows, rows] for rows in _block_rows(N)], dim=-3)
     identity = torch.eye(SHORT_CHUNK, dtype=N.dtype, device=N.device).expand_as(blocks)
     return torch.linalg.solve_triangular(blocks, identity, upper=False, unitriangular=True)
 
 
-# The recurrence over chunks. An operator of its own, so that a compiler sees one node and not a loop whose length it
-# would have to specialise on, and so that its backward stores nothing beyond the states.
+# The recurrence over chunks is a custom operator: a compiler then sees one node instead of a loop whose length it would
+# specialize on, and the backward pass stores only the states.
 
 
 @torch.library.custom_op("muonssm::chunk_states", mutates_args=())
@@ -215,14 +218,14 @@ def chunk_states(
     WM: Tensor | None,
     Kd: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """S and M before each of n chunks and at the end, `[n + 1, B, H, d, m]`, and W `[n, B, H, C, d]`.
+    """Compute S and M before each of n chunks and at the end, `[n + 1, B, H, d, m]`, and W `[n, B, H, C, d]`.
 
         W_i     = WU_i + WS_i S_i^T + WM_i M_i^T
         S_{i+1} = A_i S_i + g_i M_i + US_i + W_i^T Kd_i
         M_{i+1} = Gam_i M_i + UM_i
 
-    `ends` are A, g, Gam `[n, B, H, 1, 1]`; US, UM `[n, B, H, d, m]`; WU `[n, B, H, C, d]`, WS, WM and Kd
-    `[n, B, H, C, m]`, or all None where nothing is erased (W is then empty).
+    `ends` are A, g, Gam `[n, B, H, 1, 1]`; US, UM are `[n, B, H, d, m]`; WU is `[n, B, H, C, d]`; WS, WM and Kd are
+    `[n, B, H, C, m]`. Without an erase the last four are None and W is empty.
     """
     n, shape = US.shape[0], US.shape[1:]
     S_all, M_all = US.new_empty(n + 1, *shape), US.new_empty(n + 1, *shape)
@@ -242,7 +245,7 @@ def chunk_states(
 def _chunk_states_backward(
     grads: list[Tensor], ends: list[Tensor], WS: Tensor | None, WM: Tensor | None, Kd: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adjoints of all S_i, M_i and W_i from their direct gradients: the same recurrence, backwards in i."""
+    """Compute the adjoints of all S_i, M_i and W_i from their direct gradients: the same recurrence, backward in i."""
     dS_all, dM_all, dW = (x.clone(memory_format=torch.contiguous_format) for x in grads)
     A, g, Gam = ends
     for i in reversed(range(A.shape[0])):

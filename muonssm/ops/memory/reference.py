@@ -1,4 +1,7 @@
-"""The memory recurrence as it is written in the paper (eqs. 3 and 4): one step after the other."""
+"""The memory recurrence as the paper writes it (eqs. 3 and 4): a loop over time steps.
+
+q, k [B, L, H, m];  u, y [B, L, H, d];  alpha, erase, gamma [B, L, H];  S, M [B, H, d, m]
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from .types import MemorySteps
 
 
 def chunk_length(length: int) -> int:
-    """Any length will do."""
+    """Take any length."""
     return 1
 
 
 def run(steps: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L d m) a head, sequential in L."""
+    """Return y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L d m) per head, sequential in L."""
     B, L, H, _ = steps.u.shape
     gamma = steps.gamma.expand(B, L, H)[..., None, None]
     mu = steps.mu.expand(B, L, 1)[..., None, None]

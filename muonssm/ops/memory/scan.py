@@ -1,11 +1,11 @@
-"""The paper's Algorithm 1: the block-affine recurrence (Proposition 1), evaluated by an associative scan.
+"""Algorithm 1 of the paper: the block-affine recurrence (Proposition 1), computed by an associative scan.
 
     Z_t = [S_t M_t]                               [B, L, H, d, 2m]
     Z_t = Z_{t-1} Phi_t + Psi_t
     Phi_t = [[D_t, 0], [mu_t gamma_t I, gamma_t I]]    [B, L, H, 2m, 2m],   D_t = alpha_t (I - e_t k_t k_t^T)
     Psi_t = [mu_t U_t, U_t]                       [B, L, H, d, 2m],    U_t = u_t k_t^T
 
-It is here for fidelity: it forms every state and every 2m x 2m transition, so it needs O(L m (d + m)) memory.
+It is here for fidelity to the paper. It forms every state and every 2m x 2m transition: O(L m (d + m)) memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .types import MemorySteps
 
 
 def chunk_length(length: int) -> int:
-    """Any length will do."""
+    """Take any length."""
     return 1
 
 
 def run(steps: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L m^2 (d + m)) work a head, O(log L) depth."""
+    """Return y `[B, L, H, d]` and the last S, M `[B, H, d, m]`; O(L m^2 (d + m)) work per head, O(log L) depth."""
     m = steps.k.shape[-1]
     Phi, Psi = block_affine(steps)
     Z0 = torch.cat((S, M), dim=-1)[:, None]
@@ -34,13 +34,13 @@ def run(steps: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def compose(first: Elements, then: Elements) -> Elements:
-    """(Phi_i, Psi_i) + (Phi_j, Psi_j) = (Phi_i Phi_j, Psi_i Phi_j + Psi_j), the operator of Remark 1."""
+    """Compose two steps: (Phi_i, Psi_i) + (Phi_j, Psi_j) = (Phi_i Phi_j, Psi_i Phi_j + Psi_j), as in Remark 1."""
     (Phi_i, Psi_i), (Phi_j, Psi_j) = first, then
     return Phi_i @ Phi_j, Psi_i @ Phi_j + Psi_j
 
 
 def block_affine(steps: MemorySteps) -> tuple[Tensor, Tensor]:
-    """Phi and Psi of Proposition 1 for every step."""
+    """Build Phi and Psi of Proposition 1 for every step."""
     B, L, H, m = steps.k.shape
     identity = torch.eye(m, dtype=steps.k.dtype, device=steps.k.device).expand(B, L, H, m, m)
     k = steps.k[..., None]

@@ -1,9 +1,13 @@
 """The memory recurrence by Triton kernels: the chunked form, forward and backward, and a single step for decoding.
 
-Inputs go in as they came: the kernels scale the writes, walk packed sequences by their bounds and mask unfilled chunks.
-A forward pass is four launches (measure, solve, states, output) and keeps nothing but its inputs; the backward pass
-repeats the first three, then runs the states' gradients backwards, values, scores, keys and gates. docs/gpu.md has what
-is stored in between, and what it costs.
+The kernels scale the writes, follow the bounds of packed sequences and mask unfilled chunks themselves. A forward pass
+is four launches (measure, solve, states, output) and keeps only its inputs. The backward pass repeats the first three,
+then launches backward_states, values, scores, keys and gates. docs/design/gpu.md lists the intermediate tensors and the
+costs.
+
+    inputs           q, k [B, L, H, m];  v [B, L, H, d];  log_alpha, beta [B, L, H];  gamma [B, L, H] with ones
+    S0, M0, S, M     [N, H, d, m], one state per sequence
+    kept             intermediate tensors [chunks, H, ...], by their names in the kernels
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from .kernels import common
 from .kernels.aot import KERNELS
 
 C = config.CHUNK
-BY_COLUMNS = ("memory_states", "memory_backward_states", "memory_output", "memory_step")  # a program a block of d
+BY_COLUMNS = ("memory_states", "memory_backward_states", "memory_output", "memory_step")  # one program per block of d
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -37,7 +41,7 @@ def run_raw(
     cu_seqlens: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, H, d]` in v's dtype and the last S, M in float32, from q, k, v, log_alpha, beta as they came."""
+    """Return y `[B, L, H, d]` in v's dtype and the last S, M in float32, from the caller's q, k, v, log_alpha, beta."""
     v = inputs[2]
     call = launch.prepare_memory(inputs, eta, muon, state, cu_seqlens, dtype)
     function = memory_triton if call.recorded or not launch.is_eager(v) else _forward
@@ -47,7 +51,7 @@ def run_raw(
 
 @functools.lru_cache(maxsize=64)
 def _chunk_table(offsets: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """First step and length of every chunk `[n, 2]`, and each sequence's first chunk `[N + 1]`, int32."""
+    """Return first step and length of every chunk `[n, 2]`, and the first chunk of each sequence `[N + 1]`, int32."""
     bounds = torch.tensor(offsets)
     counts = (bounds.diff() + C - 1) // C
     first = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
@@ -60,7 +64,7 @@ def _chunk_table(offsets: tuple[int, ...], device: torch.device) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class _Call:
-    """One call's sizes and settings, and how its kernels are launched."""
+    """The sizes and settings of one call; launches its kernels."""
 
     inputs: list[Tensor]  # q, k, v, log_alpha, beta, gamma
     offsets: tuple[int, ...]
@@ -74,7 +78,7 @@ class _Call:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Sequences, heads, value and key dimension."""
+        """Number of sequences, heads, value dimension, key dimension."""
         return len(self.offsets) - 1, *self.inputs[2].shape[2:], self.q.shape[3]
 
     @functools.cached_property
@@ -83,7 +87,7 @@ class _Call:
 
     @property
     def programs(self) -> int:
-        """Chunks times heads."""
+        """Number of chunks times heads."""
         return self.tables[0].shape[0] * self.sizes[1]
 
     @functools.cached_property
@@ -95,11 +99,11 @@ class _Call:
         return support.operand_dtype(self.q.dtype, self.architecture)
 
     def scratch(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """What one kernel leaves for the next: `[chunks, H, *shape]`."""
+        """Allocate an intermediate tensor `[chunks, H, *shape]`."""
         return self.q.new_empty((self.tables[0].shape[0], self.sizes[1], *shape), dtype=dtype or self.operand)
 
     def launch(self, name: str, programs: int, **arguments: Any) -> None:
-        """The kernel of that name, with what it asks for of the call's own settings."""
+        """Launch a kernel with `arguments` and those settings of the call that it takes."""
         _, H, d, m = self.sizes
         cut = config.launch(name, max(d, m), self.architecture)
         BD, BM = min(cut.BD, config.padded(d)), min(cut.BM, config.padded(m))
@@ -115,9 +119,9 @@ class _Call:
             "inside": inside, "outside": outside, "delta": delta, "OPERAND": TYPES[self.operand],
             "PRECISION": support.dot_precision(self.q.dtype, self.architecture),
         } | arguments  # fmt: skip
-        given = {name: own[name] for name in kernel.arg_names}
+        passed = {name: own[name] for name in kernel.arg_names}
         with _on(self.q.device):
-            kernel[(programs, columns)](**given, num_warps=cut.warps, num_stages=cut.stages)
+            kernel[(programs, columns)](**passed, num_warps=cut.warps, num_stages=cut.stages)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -127,7 +131,7 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def _states(
     call: _Call, S0: Tensor | None, M0: Tensor | None, S_end: Tensor | None, M_end: Tensor | None, dy: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """The first kernels: fill S_end and M_end if given; returns what they leave, for a backward pass with `dy`."""
+    """Launch the first kernels: fill S_end and M_end if given; return intermediate tensors, with `dy` for backward."""
     chunks, first_chunk = call.tables
     N, H, d, m = call.sizes
     erase, backward = call.eta != 0.0, dy is not None
@@ -199,7 +203,7 @@ def _memory_triton_backward(
     write: list[float],
     dgamma: bool,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, log_alpha, beta, gamma (`[B, L, H]`, empty unless asked for), S0, M0 (empty without)."""
+    """Return the gradients of q, k, v, log_alpha, beta, gamma (empty unless `dgamma`), S0, M0 (empty without S0)."""
     out = _gradients(inputs, S0, dgamma)
     call = _Call(inputs, tuple(offsets.tolist()), eta, momentum, write)
     N, H, d, m = call.sizes
@@ -228,7 +232,7 @@ def _(grads, inputs, S0, M0, offsets, eta, momentum, write, dgamma):  # type: ig
 
 
 def _gradients(inputs: list[Tensor], S0: Tensor | None, dgamma: bool) -> list[Tensor]:
-    """Empty tensors for the gradients."""
+    """Allocate the gradients."""
     *first, beta, _ = inputs
     states = [torch.empty_like(S0) if S0 is not None else beta.new_empty(0) for _ in range(2)]
     return [*(torch.empty_like(x) for x in (*first, beta)), beta.new_empty(beta.shape if dgamma else 0), *states]
@@ -247,7 +251,7 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
     grads = launch.materialize(given, (v, beta, beta), (v.shape, state, state))
     eta, momentum, write = ctx.settings
-    momentum = momentum or given[2] is not None  # with gamma 0 the kernels without momentum know only of the last M
+    momentum = momentum or given[2] is not None  # kernels without momentum ignore the gradient of the last M
     dgamma = ctx.needs_input_grad[0][5]
     *first, by_gamma, dS0, dM0 = _memory_triton_backward(grads, inputs, S0, M0, offsets, eta, momentum, write, dgamma)
     by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None

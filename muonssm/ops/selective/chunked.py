@@ -1,12 +1,12 @@
-"""The diagonal recurrence chunk by chunk: the scan of `scan.py` on C steps at a time, so that memory stays bounded.
+"""The diagonal recurrence chunk by chunk: the scan of `scan.py` on C steps at a time, which bounds the memory.
 
-Forward keeps the states between chunks only; backward walks the chunks from the last, recomputes the states inside
-each, and runs the adjoint recurrence (dS, dM are the gradients of S_t, M_t):
+The forward pass keeps the states between chunks only. The backward pass processes the chunks from last to first,
+recomputes the states inside each, and runs the adjoint recurrence (dS, dM are the gradients of S_t, M_t):
 
     dS_t = dy_t C_t^T + a_{t+1} dS_{t+1}
     dM_t = mu_t dS_t + gamma_{t+1} dM_{t+1}
 
-which is the same two-state scan with the two states in exchanged roles and time reversed.
+which is the same two-state scan with S and M exchanged and time reversed.
 
     T <= C steps of one chunk;  u, dt [B, T, D];  B, C [B, T, N];  gamma, mu [B, T, 1];  a, S, M, dS, dM [B, T, D, N]
 """
@@ -25,12 +25,12 @@ CHUNK = 32
 
 
 def chunk_length(length: int) -> int:
-    """Any length will do: the last chunk may be shorter."""
+    """Take any length: the last chunk can be shorter."""
     return 1
 
 
 def run(steps: SelectiveSteps, A: Tensor | None, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N) work, O(L D + (C + L / C) D N) memory."""
+    """Return y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N) work, O(L D + (C + L / C) D N) memory."""
     batch, L, _ = steps.u.shape
     gamma, mu = (x.expand(batch, L, 1).contiguous() for x in (steps.gamma, steps.mu))
     y, S_all, M_all = selective_chunked(steps.u, steps.dt, A, steps.B, steps.C, gamma, mu, S, M)
@@ -38,7 +38,7 @@ def run(steps: SelectiveSteps, A: Tensor | None, S: Tensor, M: Tensor) -> tuple[
 
 
 class _Chunk(NamedTuple):
-    """Gates and states of one chunk's steps."""
+    """Gates and states of the steps of one chunk."""
 
     a: Tensor
     gamma: Tensor
@@ -54,9 +54,10 @@ class _Chunk(NamedTuple):
         return cls(a, gamma, mu, *two_state_scan(a, gamma, mu, U, S, M))
 
     def adjoints(self, dy_C: Tensor, dS_end: Tensor, dM_end: Tensor) -> tuple[Tensor, Tensor]:
-        """dS_t, dM_t of all steps, from the direct gradient of each S_t and from what follows the chunk."""
+        """Compute dS_t, dM_t of all steps, from the direct gradients of S_t and the adjoints after the chunk."""
 
-        def backwards(gate: Tensor) -> Tensor:  # gate_{t+1} at step t; what follows the chunk comes in as it is
+        def backwards(gate: Tensor) -> Tensor:
+            # gate_{t+1} at step t, and 1 at the last step: the adjoints after the chunk have decayed already
             return torch.cat((torch.ones_like(gate[:, :1]), gate[:, 1:].flip(1)), dim=1)
 
         dM, dS = two_state_scan(
@@ -69,7 +70,7 @@ class _Chunk(NamedTuple):
 def selective_chunked(
     u: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, gamma: Tensor, mu: Tensor, S: Tensor, M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, D]`, and S and M before each chunk and at the end, `[B, n + 1, D, N]`."""
+    """Compute y `[B, L, D]`, and S and M before each chunk and at the end, `[B, n + 1, D, N]`."""
     outputs, S_all, M_all = [], [S], [M]
     for start in range(0, u.shape[1], CHUNK):
         steps = _slice((u, dt, B, C, gamma, mu), start)
@@ -85,7 +86,7 @@ def selective_chunked(
 def _selective_chunked_backward(
     grads: list[Tensor], inputs: list[Tensor], A: Tensor | None, S_all: Tensor, M_all: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, dt, A, B, C, gamma, S, M (that of A is empty where A is None)."""
+    """Compute the gradients of u, dt, A, B, C, gamma, S, M; that of A is empty if A is None."""
     dy, dS_all, dM_all = grads
     u, dt, B, C, gamma, _ = inputs
     du, ddt, dB, dC, dgamma = (x.new_empty(x.shape) for x in (u, dt, B, C, gamma))
@@ -121,7 +122,7 @@ def _slice(inputs: Any, start: int) -> SelectiveSteps:
 
 
 def _shift(first: Tensor, states: Tensor) -> Tensor:
-    """The state before each step: `first`, then all but the last."""
+    """Return the state before each step: `first`, then all states but the last."""
     return torch.cat((first[:, None], states[:, :-1]), dim=1)
 
 

@@ -1,4 +1,7 @@
-"""The diagonal recurrence as it is written: one step after the other."""
+"""The diagonal recurrence as a loop over time steps.
+
+u, dt, y [B, L, D];  B, C [B, L, N];  A [D, N];  gamma, mu [B, L, 1];  S, M [B, D, N]
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from .types import SelectiveSteps, retention
 
 
 def chunk_length(length: int) -> int:
-    """Any length will do."""
+    """Take any length."""
     return 1
 
 
 def run(steps: SelectiveSteps, A: Tensor | None, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N), sequential in L."""
+    """Return y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N), sequential in L."""
     batch, L, _ = steps.u.shape
     gamma, mu = (x.expand(batch, L, 1)[..., None] for x in (steps.gamma, steps.mu))
     outputs = []

@@ -4,7 +4,7 @@ For every channel and state, the pair (S, M) moves by
 
     [S M] <- [S M] [[a, 0], [p, g]] + [us, um]         p = mu gamma,  g = gamma,  us = mu U,  um = U
 
-and such maps compose elementwise. All tensors are `[B, L, D, N]`, or have size 1 on axes where they do not vary.
+and such maps compose elementwise. All tensors are `[B, L, D, N]`, with size 1 on axes where they do not vary.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .types import SelectiveSteps, retention
 
 
 def chunk_length(length: int) -> int:
-    """Any length will do."""
+    """Take any length."""
     return 1
 
 
 def run(steps: SelectiveSteps, A: Tensor | None, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N) work and memory, O(log L) depth."""
+    """Return y `[B, L, D]` and the last S, M `[B, D, N]`; O(L D N) work and memory, O(log L) depth."""
     batch, L, _ = steps.u.shape
     gamma, mu = (x.expand(batch, L, 1)[..., None] for x in (steps.gamma, steps.mu))
     U = steps.u[..., None] * steps.B[:, :, None, :]
@@ -32,7 +32,7 @@ def run(steps: SelectiveSteps, A: Tensor | None, S: Tensor, M: Tensor) -> tuple[
 
 
 def two_state_scan(a: Tensor, gamma: Tensor, mu: Tensor, U: Tensor, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-    """All states of M_t = gamma_t M_{t-1} + U_t, S_t = a_t S_{t-1} + mu_t M_t, from S and M at the start."""
+    """Compute all states of M_t = gamma_t M_{t-1} + U_t, S_t = a_t S_{t-1} + mu_t M_t, from the first S and M."""
     p = (mu * gamma).expand_as(U)
     us, um = mu * U, U
     us_first = us[:, :1] + a[:, :1] * S[:, None] + p[:, :1] * M[:, None]
@@ -43,7 +43,7 @@ def two_state_scan(a: Tensor, gamma: Tensor, mu: Tensor, U: Tensor, S: Tensor, M
 
 
 def compose(first: Elements, then: Elements) -> Elements:
-    """The elementwise product of two maps, the earlier one first."""
+    """Compose two maps elementwise, the earlier one first."""
     (a_i, p_i, g_i, us_i, um_i), (a_j, p_j, g_j, us_j, um_j) = first, then
     return (
         a_i * a_j,

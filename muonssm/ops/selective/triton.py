@@ -1,6 +1,11 @@
-"""The diagonal recurrence by the Triton kernels in `triton_kernels/`: forward, backward and single step, on raw inputs.
+"""The diagonal recurrence by the Triton kernels in `kernels/`: forward, backward and single step, on raw inputs.
 
-Half-precision inputs are read as they are and widened in registers; states and sums are float32.
+Half-precision inputs are converted in registers; states and sums are float32.
+
+    inputs           x, dt [B, L, D];  B, C [B, L, N];  gamma [B, L, 1] with ones
+    A                [D, N], or None for LongHorn's gate
+    S0, M0, S, M     [sequences, D, N]
+    S_saved, M_saved [segments, D, N], states before every 64 steps, for the backward pass
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ def run_raw(
 
 
 class _Cut:
-    """How one call is cut for the kernels, from its inputs' shapes and the table of launches."""
+    """Blocks, pieces and launch options of one call, from the shapes of its inputs and the table of launches."""
 
     def __init__(
         self, inputs: list[Tensor], offsets: Tensor | None, momentum: bool, write: list[float], kernel: str
@@ -69,7 +74,7 @@ class _Cut:
         self.row_options = {"num_warps": self.rows.warps, "num_stages": self.rows.stages}
 
     def _span(self, offsets: Tensor | None, architecture: str) -> Span:
-        """In pieces where sequences and blocks of channels are a third of what fills the device, or less."""
+        """Cut sequences into pieces if the programs without pieces fill at most a third of the device."""
         longest = self.L if offsets is None else self.steps
         wanted = config.FILLED.get(architecture, config.FILLED["any"]) // max(1, self.sequences * self.blocks)
         pieces = min(wanted, longest // config.SHORTEST_PIECE)
@@ -92,7 +97,7 @@ class _Cut:
         return self.sequences, self.D, self.N
 
     def states(self, like: Tensor) -> States:
-        """Room for one S and M of each piece."""
+        """Allocate one S and M per piece."""
         return States(*(like.new_empty(self.grid[0], self.D, self.N) for _ in range(2)))
 
     @property
@@ -101,7 +106,7 @@ class _Cut:
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Kernels are launched on the current device: makes it the tensors' own."""
+    """Make the device of the tensors the current one, on which kernels are launched."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -150,7 +155,7 @@ def _forward(
 
 
 def _pieces(cut: _Cut, inputs: Inputs, dy: Tensor | None, outer: States) -> States:
-    """The states at which each piece begins, from those of its sequence; with dy the adjoints at which it ends."""
+    """Compute the states before each piece from those of its sequence; with dy, the adjoints after each piece."""
     summary = Summary(*(cut.states(inputs.gamma) + cut.states(inputs.gamma)), inputs.gamma.new_empty(cut.grid[0]))
     inner = cut.states(inputs.gamma)
     row = config.launch("selective_pieces", cut.N, support.architecture(inputs.x.device))
@@ -166,7 +171,7 @@ def _scales_shape(x: Tensor, write: list[float], step: bool) -> tuple[int, int]:
 
 
 def _scale(cut: _Cut, x: Tensor, dt: Tensor, B: Tensor, scales: Tensor) -> Tensor:
-    """The scale of each step's write, or one for all where it is not normalised; `scales` keeps it and its norms."""
+    """Compute the scale of each step's write, or one for all steps without normalization; store it in `scales`."""
     if cut.write.STEPS < 0:
         return scales.fill_(cut.write.INSIDE * cut.write.OUTSIDE)
     write_scales[(cut.steps,)](x, dt, B, Norms(*scales), SHAPE=cut.shape, WRITE=cut.write, **cut.row_options)
@@ -197,7 +202,7 @@ def _selective_triton_backward(
     write: list[float],
     dgamma: bool,
 ) -> list[Tensor]:
-    """Gradients of x, dt, B, C, A (empty where A is None), gamma (empty unless asked for), S0, M0."""
+    """Return the gradients of x, dt, B, C, A (empty if A is None), gamma (empty unless `dgamma`), S0, M0."""
     x, dt, B, C, gamma = inputs
     dy, dS, dM = (t.contiguous() for t in grads)
     S_saved, M_saved, scales = saved
@@ -225,7 +230,7 @@ def _selective_triton_backward(
 
 
 def _parts(cut: _Cut, like: Tensor, dA: bool, dgamma: bool) -> backward_kernels.Gradients:
-    """Room for what the backward kernel leaves to be finished."""
+    """Allocate the partial gradients that the backward kernel leaves for `finish`."""
     steps, wide, narrow = cut.steps, (cut.blocks, cut.N), (cut.blocks,)
     shapes: list[Any] = [(steps, cut.D), (steps, cut.D), (steps, *wide), (steps, *wide)]
     shapes += [(steps, *narrow) if kept else None for kept in (cut.write.STEPS >= 0, dgamma)]
@@ -239,7 +244,7 @@ def _(grads, inputs, A, saved, offsets, momentum, write, dgamma):  # type: ignor
 
 
 def _gradients(inputs: list[Tensor], A: Tensor | None, state: Any, dgamma: bool) -> list[Tensor]:
-    """Empty tensors for the gradients, each in the dtype of its input."""
+    """Allocate the gradients, each in the dtype of its input."""
     x, _, _, _, gamma = inputs
     first = [t.new_empty(t.shape) for t in inputs[:4]]
     by_A = gamma.new_empty(0) if A is None else A.new_empty(A.shape)

@@ -1,1 +1,1 @@
-"""What the Triton kernels of both operators share. Importing this needs no Triton; each module says what it needs."""
+"""Code shared by the Triton kernels of both operators. `config` and `support` import without Triton."""

@@ -1,7 +1,7 @@
-"""Kernels compiled ahead of time for a GPU that is not here, and what the compiler says of them.
+"""Compile kernels ahead of time for a GPU that this machine does not have, and read the compiler's report.
 
-`compile_ahead(variant, target)` gives a `Report`: registers, spills, shared memory, and from
-these how many warps fit on a multiprocessor. Run in a process without TRITON_INTERPRET.
+`compile_for(variant, target)` returns a `Report`: registers, spills, shared memory, and the occupancy that follows from
+them. Run it in a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .config import Launch
 
 @dataclass(frozen=True)
 class Target:
-    """An architecture and its limits, as its maker publishes them, for a multiprocessor or compute unit."""
+    """An architecture and the published limits of one multiprocessor or compute unit."""
 
     name: str
     gpu: GPUTarget
-    registers: int  # 32-bit, all threads'
-    granularity: int  # registers of a warp are given out in multiples of this
-    register_limit: int  # a thread's
-    shared: int  # bytes a program may have
-    shared_unit: int  # bytes a multiprocessor has
+    registers: int  # 32-bit, of all threads
+    granularity: int  # registers of a warp are allocated in multiples of this
+    register_limit: int  # per thread
+    shared: int  # bytes available to a program
+    shared_unit: int  # bytes of a multiprocessor
     warps: int
     programs: int
 
@@ -57,37 +57,37 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler made of a kernel."""
+    """The compiler's report about a kernel."""
 
     target: Target
     warps: int
-    registers: int  # a thread's (AMD: vector and accumulation registers)
+    registers: int  # per thread (AMD: vector and accumulation registers)
     spills: int  # bytes (AMD: registers) spilled
-    shared: int  # bytes of shared memory a program takes
-    tensor_memory: int = 0  # columns a program takes; Blackwell's multiprocessors have 512
+    shared: int  # bytes of shared memory per program
+    tensor_memory: int = 0  # columns per program; multiprocessors of Blackwell have 512
 
     @property
     def programs(self) -> int:
-        """Programs that fit on a multiprocessor at a time."""
+        """Programs that fit on a multiprocessor at the same time."""
         t = self.target
         lanes = t.gpu.warp_size
-        a_warp = -(-self.registers * lanes // t.granularity) * t.granularity
-        overhead = 0 if t.is_amd else 1024  # CUDA keeps 1 KiB of a program's shared memory for itself
+        per_warp = -(-self.registers * lanes // t.granularity) * t.granularity
+        overhead = 0 if t.is_amd else 1024  # CUDA reserves 1 KiB of shared memory per program
         by_shared = t.shared_unit // (self.shared + overhead) if self.shared + overhead else t.programs
-        simds = 4 if t.is_amd else 1  # a wave stays on its SIMD
-        by_registers = simds * min(t.warps // simds, t.registers // simds // a_warp) // self.warps
+        simds = 4 if t.is_amd else 1  # a wave never leaves its SIMD
+        by_registers = simds * min(t.warps // simds, t.registers // simds // per_warp) // self.warps
         by_tensor_memory = 512 // self.tensor_memory if self.tensor_memory else t.programs
         return min(by_registers, by_shared, by_tensor_memory, t.warps // self.warps, t.programs)
 
     @property
     def occupancy(self) -> float:
-        """Resident warps over the most there can be."""
+        """Resident warps divided by the maximum."""
         return self.programs * self.warps / self.target.warps
 
 
 class Variant(NamedTuple):
-    """A kernel with Triton's types of its arguments ("*bf16", "i32"; a tuple where it takes one, None where it is
-    given none), its constants, and how it is launched."""
+    """A kernel with the Triton types of its arguments ("*bf16", "i32", a tuple of types, or None), its constants, and
+    its launch."""
 
     kernel: Any
     types: Mapping[str, Any]
@@ -95,23 +95,23 @@ class Variant(NamedTuple):
     launch: Launch
 
 
-def compile_ahead(variant: Variant, target: Target) -> Report:
-    """Compiles the kernel for the target and reads what came out."""
+def compile_for(variant: Variant, target: Target) -> Report:
+    """Compile the kernel for the target and read the report."""
     names = variant.kernel.arg_names
     signature: dict[str, Any] = {}
     constants: dict[tuple[int, ...], Any] = {}
     aligned: dict[tuple[int, ...], Any] = {}
 
-    def declare(place: tuple[int, ...], kind: Any) -> Any:
-        if isinstance(kind, tuple):
-            kinds = [declare((*place, i), inner) for i, inner in enumerate(kind)]
-            return type(kind)(*kinds) if hasattr(kind, "_fields") else tuple(kinds)
-        if kind is None:
-            constants[place] = None
+    def declare(position: tuple[int, ...], declared: Any) -> Any:
+        if isinstance(declared, tuple):
+            inner = [declare((*position, i), one) for i, one in enumerate(declared)]
+            return type(declared)(*inner) if hasattr(declared, "_fields") else tuple(inner)
+        if declared is None:
+            constants[position] = None
             return "constexpr"
-        if "*" in kind:
-            aligned[place] = [["tt.divisibility", 16]]
-        return kind
+        if "*" in declared:
+            aligned[position] = [["tt.divisibility", 16]]
+        return declared
 
     for i, name in enumerate(names):
         if name in variant.constants:
@@ -130,19 +130,19 @@ def compile_ahead(variant: Variant, target: Target) -> Report:
 
 
 def _read_amd(asm: Mapping[str, Any], target: Target) -> tuple[int, int]:
-    """`.vgpr_count` covers both kinds of vector registers on CDNA 3."""
+    """Read registers and spills; `.vgpr_count` covers vector and accumulation registers on CDNA 3."""
 
     def number(name: str) -> int:
-        found = re.search(rf"\.{name}:\s*(\d+)", asm["amdgcn"])
-        if found is None:
-            raise ValueError(f"the assembly for {target.name} has no .{name}")
-        return int(found.group(1))
+        match = re.search(rf"\.{name}:\s*(\d+)", asm["amdgcn"])
+        if match is None:
+            raise ValueError(f"the assembly for {target.name} must contain .{name}, got none")
+        return int(match.group(1))
 
     return number("vgpr_count"), number("vgpr_spill_count")
 
 
 def _read_nvidia(asm: Mapping[str, Any], target: Target) -> tuple[int, int]:
-    """What ptxas says of the PTX; it comes with Triton."""
+    """Read registers and spills from ptxas, which comes with Triton."""
     folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     ptxas = folder / ("ptxas-blackwell" if target.gpu.arch >= 100 else "ptxas")
     arch = target.name + ("a" if target.gpu.arch >= 90 else "")
@@ -150,9 +150,9 @@ def _read_nvidia(asm: Mapping[str, Any], target: Target) -> tuple[int, int]:
         file.write(asm["ptx"])
         file.flush()
         command = [str(ptxas), "-v", f"-arch={arch}", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", output)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", output)
     if registers is None or not spills:
-        raise ValueError(f"ptxas for {target.name} says nothing of registers or spills: {said!r}")
+        raise ValueError(f"the output of ptxas for {target.name} must name registers and spills, got {output!r}")
     return int(registers.group(1)), sum(map(int, spills))

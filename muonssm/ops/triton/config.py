@@ -1,33 +1,33 @@
-"""How every kernel is cut and launched, by architecture and head size: the one table, and nothing is tuned at run time.
+"""Block sizes and launch options of every kernel, by architecture and head size. Nothing is tuned at run time.
 
-A launch depends on the kernel, the architecture and the head sizes, never on lengths or batch: new lengths compile
-nothing new. The figures behind the table (registers, shared memory, occupancy) are in docs/gpu.md, and a test holds
-that none of them spills.
+A launch depends on the kernel, the architecture and the head sizes, not on lengths or batch sizes: new lengths compile
+nothing new. The registers, shared memory and occupancy behind the table are in docs/design/gpu.md. A test checks that
+no kernel spills.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-CHUNK = 64  # steps in a chunk of `muon_memory`
-LARGEST = 256  # key dimension (memory), states of a channel (selective)
+CHUNK = 64  # steps of a chunk of `muon_memory`
+LARGEST = 256  # key dimension (memory), states per channel (selective)
 
 
 class Launch(NamedTuple):
-    """One kernel's cut. `BD`: value columns, or channels, of a program or of one turn of its loop. `BM`: key columns
-    of a turn. `warps`, `stages`: Triton's num_warps and num_stages."""
+    """Launch options of one kernel. `BD`: value columns, or channels, of a program or of one loop iteration. `BM`: key
+    columns of one loop iteration. `warps`, `stages`: Triton's num_warps and num_stages."""
 
     BD: int
     BM: int
     warps: int
     stages: int = 1
-    steps: int = 1  # of the selective scan whose inputs are loaded, and in its backward pass whose states held, at once
+    steps: int = 1  # selective scan: time steps whose inputs are loaded together (and whose states are held, backward)
 
 
 # kernel: architecture: largest head size: launch. "any" is for architectures without a row of their own.
-# Tiles of C x C numbers take most registers: eight warps on NVIDIA, four on AMD, whose threads have 512 each. Smaller
-# turns of the loops (BD, BM) hold less at once; two stages load the next chunk's tiles while this one's are multiplied,
-# where there is the shared memory for it.
+# Tiles of C x C numbers take most registers: eight warps on NVIDIA, four on AMD, whose threads have 512 registers each.
+# Smaller BD and BM hold less at once. Two stages load the next chunk's tiles during the products of the current one, if
+# shared memory allows.
 TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_measure": {"any": {256: Launch(64, 64, 4)}},
     "memory_solve": {
@@ -71,15 +71,16 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_step": {"any": {64: Launch(16, 0, 2), 256: Launch(16, 0, 4)}},
 }
 
-# The selective scan, by states of a channel. One warp a program: sums over channels then need no shared memory. A tile
-# has 256 numbers each of S and M, eight a lane: twice as many spill here and there, and fill a device later.
+# The selective scan, by states per channel. One warp per program: sums over channels then need no shared memory. A tile
+# has 256 numbers each of S and M, eight per lane: twice as many spill in some kernels, and need longer inputs to fill a
+# device.
 _TILES = {N: Launch(256 // N, 0, 1, steps=4) for N in (16, 32, 64, 128, 256)}
 _TWO_STEPS = {N: tile._replace(steps=2) for N, tile in _TILES.items()}
 _FOUR_STEPS_BELOW_128 = _TILES | {N: _TWO_STEPS[N] for N in (128, 256)}
 TABLE |= {
     "selective_forward": {"any": _TILES},
     "selective_pieces": {"any": _TILES},
-    # The states of as many steps are held as there are registers for.
+    # Hold the states of as many steps as there are registers for.
     "selective_backward": {
         "any": _TWO_STEPS,
         "sm_90": _FOUR_STEPS_BELOW_128,
@@ -94,18 +95,18 @@ TABLE |= {
 
 SEGMENT = 64  # steps between two checkpoints of the selective scan
 
-# The selective scan in pieces: programs that fill a device at eight warps a multiprocessor, and the shortest piece.
+# The selective scan in pieces: programs that fill a device with eight warps per multiprocessor, and the shortest piece.
 FILLED: dict[str, int] = {"any": 1024, "gfx942": 2432, "interpreter": 1}
 SHORTEST_PIECE = 256
 
 
 def launch(kernel: str, size: int, architecture: str) -> Launch:
-    """The table's row for a kernel at a head size (the larger of key and value dimension, or the states)."""
+    """Return the launch of a kernel for a head size (the larger of key and value dimension, or the states)."""
     by_size = TABLE[kernel].get(architecture, TABLE[kernel]["any"])
     largest = max(by_size)
     return by_size[min((s for s in by_size if s >= size), default=largest)]
 
 
 def padded(size: int) -> int:
-    """The next power of two, at least 16: what a tile of matrix units takes."""
+    """Round up to a power of two, at least 16: the smallest tile of the matrix units."""
     return max(16, 1 << (size - 1).bit_length())

@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run here, and on what: decided without importing Triton."""
+"""Whether Triton kernels can run on a device, and in which precision. Does not import Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ..tracing import assume_constant
 
-INTERPRETER = "interpreter"  # the architecture's name where kernels are interpreted on a CPU
+INTERPRETER = "interpreter"  # name of the architecture if kernels are interpreted on a CPU
 
 
 @functools.cache
@@ -19,13 +19,13 @@ def _importable() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether TRITON_INTERPRET asks for the interpreter; Triton itself reads it once, when it is imported."""
+    """Return whether TRITON_INTERPRET asks for the interpreter; Triton reads it once, when it is imported."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on")
 
 
 @assume_constant
 def unavailable(device: torch.device) -> str | None:
-    """Why no Triton kernel can run on `device`; None if one can. ROCm's devices are called cuda, too."""
+    """Return why Triton kernels cannot run on `device`; None if they can. ROCm devices are also named cuda."""
     if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
         return f"the Triton kernels run on a GPU (CUDA or ROCm), not on {device.type}"
     if not _importable():
@@ -35,7 +35,7 @@ def unavailable(device: torch.device) -> str | None:
 
 @functools.cache
 def architecture(device: torch.device) -> str:
-    """The name under which `config.launch` knows a device: sm_90, gfx942, or `interpreter`."""
+    """Return the name of a device in `config.launch`: sm_90, gfx942, or `interpreter`."""
     if device.type != "cuda":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(device)
@@ -45,15 +45,15 @@ def architecture(device: torch.device) -> str:
 
 
 def is_amd(architecture: str) -> bool:
-    """Whether the name is one of AMD's."""
+    """Return whether an architecture is from AMD."""
     return architecture.startswith("gfx")
 
 
 def dot_precision(dtype: torch.dtype, architecture: str) -> str:
-    """`input_precision` of products of float32 tiles in a kernel whose inputs are of `dtype`.
+    """Return `input_precision` for products of float32 tiles in a kernel with inputs of `dtype`.
 
-    float32 inputs keep float32's accuracy: three tf32 products on NVIDIA, the matrix units' own float32 on AMD. With
-    half-precision inputs one tf32 product has the digits of float16.
+    float32 inputs keep the accuracy of float32: three tf32 products on NVIDIA, float32 matrix units on AMD. For
+    half-precision inputs one tf32 product suffices, with as many digits as float16.
     """
     if is_amd(architecture) or architecture == INTERPRETER:
         return "ieee"
@@ -61,9 +61,9 @@ def dot_precision(dtype: torch.dtype, architecture: str) -> str:
 
 
 def operand_dtype(dtype: torch.dtype, architecture: str) -> torch.dtype:
-    """The type of tiles that are multiplied, and of what one kernel leaves for the next.
+    """Return the dtype of tiles in products, and of intermediate results between kernels.
 
-    bfloat16 for bfloat16 inputs. float32 for float16: states and their gradients may leave float16's range. The
-    interpreter computes bfloat16 wrongly, so there it is float32 as well.
+    bfloat16 for bfloat16 inputs. float32 for float16, because states and their gradients can leave the range of
+    float16. The interpreter computes bfloat16 incorrectly, so it also uses float32.
     """
     return torch.bfloat16 if dtype == torch.bfloat16 and architecture != INTERPRETER else torch.float32

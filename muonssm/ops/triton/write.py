@@ -1,9 +1,9 @@
-"""The scale of a normalised write and its derivatives, for kernels: see `normalization.write_scale`.
+"""The scale of a normalized write and its derivatives, for kernels: see `newton_schulz.write_scale`.
 
     sigma = inside |beta| |v| |k|,  s = sigma / max(sigma, delta),  c = outside inside beta gain(s) / max(sigma, delta)
 
-STEPS is -1 where nothing is normalised (c = inside outside beta), 0 for the division alone, otherwise how often the
-Newton-Schulz polynomial is applied.
+STEPS is the number of Newton-Schulz steps, 0 for the division by the norm only, and -1 for no normalization
+(c = inside outside beta).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 
 @triton.jit
 def add_to_norm(largest, total, x):
-    """A running norm over columns, largest * sqrt(total), with `x` added: squares of huge values do not overflow."""
+    """Add x to a running norm over columns, largest * sqrt(total), in which squares of huge values do not overflow."""
     new = tl.maximum(largest, tl.max(tl.abs(x), axis=1))
     scale = 1.0 / tl.maximum(new, TINY)
     x = x * scale[:, None]
@@ -29,7 +29,7 @@ def add_to_norm(largest, total, x):
 
 @triton.jit
 def gain(x, STEPS: tl.constexpr):
-    """rho^STEPS(s) / s and its derivative, both as functions of x = s^2."""
+    """Compute rho^STEPS(s) / s and its derivative, both as functions of x = s^2."""
     f = x * 0.0 + 1.0
     df = x * 0.0
     for _ in tl.static_range(STEPS):
@@ -43,7 +43,7 @@ def gain(x, STEPS: tl.constexpr):
 
 @triton.jit
 def write_scale(norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr):
-    """c, with which the normalised write is c v k^T."""
+    """Compute c of the normalized write c v k^T."""
     c = inside * outside * beta
     if STEPS >= 0:
         sigma = inside * tl.abs(beta) * norm_v * norm_k
@@ -56,9 +56,9 @@ def write_scale(norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexp
 
 @triton.jit
 def write_scale_backward(dc, norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr):
-    """dbeta, and the factors by which k and v enter their gradients: dk = by_k k, dv = by_v v.
+    """Compute dbeta, and the factors by_k, by_v with dk = by_k k, dv = by_v v.
 
-    Above the floor c = outside rho(1) sign(beta) / (|v| |k|); below it nothing is divided by a norm, which may be 0.
+    Above delta, c = outside rho(1) sign(beta) / (|v| |k|). Below delta nothing is divided by a norm, which can be 0.
     """
     dbeta = dc * inside * outside
     by_k = dc * 0.0

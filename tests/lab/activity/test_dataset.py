@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -73,6 +74,7 @@ def test_watch_is_standardized_by_training_windows(watched):
     assert not torch.allclose(watched.test.x.mean((0, 1)), torch.zeros(6), atol=1e-3)
 
 
+@pytest.mark.full
 def test_every_watch_subject_is_tested_once_with_all_classes_everywhere():
     tested = []
     for fold in range(5):
@@ -87,6 +89,7 @@ def test_every_watch_subject_is_tested_once_with_all_classes_everywhere():
     assert sorted(tested, key=int) == [str(number) for number in range(1, 11)]
 
 
+@pytest.mark.full
 def test_loading_is_deterministic(watched):
     again = load_activity(ActivityConfig(), progress=False)
     assert equal(watched, again)
@@ -94,6 +97,7 @@ def test_loading_is_deterministic(watched):
     assert watched.recordings == again.recordings
 
 
+@pytest.mark.full
 def test_clips_are_one_window_per_recording():
     data = load_activity(ActivityConfig(mode="clips", length=100), progress=False)
     assert [len(getattr(data, split)) for split in SPLITS] == [84, 28, 28]
@@ -101,6 +105,7 @@ def test_clips_are_one_window_per_recording():
     assert "clips of 100" in data.summary()
 
 
+@pytest.mark.full
 def test_another_rate():
     data = load_activity(ActivityConfig(rate=25, length=256), progress=False)
     assert data.rate == 25
@@ -118,8 +123,15 @@ def test_summary(watched):
 # splits and statistics
 
 
-@pytest.mark.parametrize("split", ["subject", "kfold"])
-@pytest.mark.parametrize("mode", ["windows", "clips"])
+@pytest.mark.parametrize(
+    ("split", "mode"),
+    [
+        ("subject", "windows"),
+        ("kfold", "clips"),
+        pytest.param("subject", "clips", marks=pytest.mark.full),
+        pytest.param("kfold", "windows", marks=pytest.mark.full),
+    ],
+)
 def test_no_recording_is_in_two_splits(tmp_path, split, mode):
     trees.folder(tmp_path)
     data = made(tmp_path, split=split, mode=mode)
@@ -130,7 +142,7 @@ def test_no_recording_is_in_two_splits(tmp_path, split, mode):
     assert sum(len(members) for members in subjects) == 5
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize("split", [pytest.param("validation", marks=pytest.mark.full), "test"])
 def test_statistics_and_rate_come_from_training_alone(tmp_path, split):
     trees.folder(tmp_path)
     before = made(tmp_path)
@@ -153,6 +165,7 @@ def test_statistics_follow_training(tmp_path):
     assert (made(tmp_path).mean > before.mean + 1).all()
 
 
+@pytest.mark.full
 def test_a_seed_decides_the_split(tmp_path):
     trees.folder(tmp_path)
     assert equal(made(tmp_path, seed=1), made(tmp_path, seed=1))
@@ -291,7 +304,7 @@ ERRORS = {
     "max_lost": ({"max_lost": 1.5}, ValueError, "max_lost"),
     "rate": ({"rate": 0}, ValueError, "rate"),
     "nan rate": ({"rate": float("nan")}, ValueError, "rate"),
-    "channels": ({"channels": ("ax", "bx")}, ValueError, "channels .* got 'bx'"),
+    "channels": ({"channels": ("ax", "bx")}, ValueError, "channels"),
     "repeated channel": ({"channels": ("ax", "ax")}, ValueError, "channels"),
     "no channels": ({"channels": ()}, ValueError, "channels"),
     "channels type": ({"channels": "ax"}, TypeError, "channels"),
@@ -318,19 +331,23 @@ def test_a_configuration_is_frozen_and_serializable(tmp_path):
         config.length = 3
 
 
+@pytest.mark.full
 def test_channels_are_selected():
     data = load_activity(ActivityConfig(channels=("wz", "ax"), length=1024), progress=False)
     whole = load_activity(ActivityConfig(length=1024), progress=False)
     assert torch.equal(data.train.x, whole.train.x[..., [5, 0]])
 
 
-def test_importing_the_package_does_not_import_the_lab():
-    code = "import sys, muonssm; print([m for m in sys.modules if m.startswith(('muonssm.lab', 'seglearn', 'pandas'))])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_sources_do_not_import_seglearn():
-    code = "import sys, muonssm.lab.activity.dataset; print([m for m in ('seglearn', 'pandas') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.full
+def test_imports_are_lazy():
+    """Importing the package does not import the lab; importing the sources does not import seglearn."""
+    code = """
+        import sys
+        import muonssm
+        print([name for name in sys.modules if name.startswith(("muonssm.lab", "seglearn", "pandas"))])
+        import muonssm.lab.activity.dataset
+        print([name for name in ("seglearn", "pandas") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]

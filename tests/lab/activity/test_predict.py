@@ -1,68 +1,91 @@
-"""`predict` and `stream` on files and pipes, through the command line."""
+"""The commands `predict` and `stream`, on files and pipes."""
 
 from __future__ import annotations
 
+import argparse
 import io
 
 import pytest
 
-from muonssm.cli import main
+from muonssm.lab.activity.commands import add_commands
+from muonssm.lab.core.commands import CommandTable, select
+from muonssm.lab.core.evaluate import evaluate
+from muonssm.lab.core.recipe import Recipe
+from muonssm.lab.core.run_folder import RunFolder
+from muonssm.lab.core.trainer import train
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, changes):
     output = tmp_path_factory.mktemp("runs") / "run"
-    command = ["train", "folder", "--output", str(output)]
-    for change in [*changes, "training.epochs=1"]:
-        command += ["--set", change]
-    assert main(command) == 0
+    train(Recipe.load("folder", [*changes, "training.epochs=1"]), output)
     return output
 
 
-@pytest.mark.slow
+def call(*arguments) -> None:
+    """Run a command of this room; errors are raised, not printed."""
+    parser = argparse.ArgumentParser()
+    add_commands(CommandTable(parser))
+    parsed = parser.parse_args([str(argument) for argument in arguments])
+    function, extra = select(parsed)
+    assert function(parsed) == 0
+    assert extra == "activity"
+
+
 def test_predict_and_stream_agree(run, recordings, capsys, monkeypatch):
     file = recordings / "0-fast-0.csv"
-    assert main(["predict", str(run), str(file)]) == 0
-    predicted = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in predicted] == ["0", "24", "48", "72", "96"]
-    assert main(["stream", str(run), str(file)]) == 0
-    streamed = capsys.readouterr().out.splitlines()
-    assert [line.split()[:5] for line in streamed] == [line.split()[:5] for line in predicted]
-    assert all("us a sample" in line for line in streamed)
+
+    def classes() -> list[list[str]]:
+        """Start, end, class and probability of each printed line."""
+        return [line.split()[:5] for line in capsys.readouterr().out.splitlines()]
+
+    call("predict", run, file)
+    predicted = classes()
+    assert [line[0] for line in predicted] == ["0", "24", "48", "72", "96"]
+    call("stream", run, file)
+    text = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in text] == predicted
+    assert all("us per sample" in line for line in text)
     monkeypatch.setattr("sys.stdin", io.StringIO(file.read_text()))
-    assert main(["stream", str(run), "-"]) == 0
-    piped = capsys.readouterr()
-    assert [line.split()[:5] for line in piped.out.splitlines()] == [line.split()[:5] for line in predicted]
+    call("stream", run, "-")
+    assert classes() == predicted
     rows = [line.split(",") for line in file.read_text().splitlines()]
-    turned = "\n".join(",".join(["0.5" if i else "time", *row[::-1]]) for i, row in enumerate(rows))
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n" + turned))  # other order, a time, a blank line: names decide
-    assert main(["stream", str(run), "-"]) == 0
-    streamed = capsys.readouterr().out.splitlines()
-    assert [line.split()[:5] for line in streamed] == [line.split()[:5] for line in predicted]
-    assert main(["eval", str(run)]) == 0
-    assert "test" in capsys.readouterr().out
+    reversed_columns = "\n".join(",".join(["0.5" if i else "time", *row[::-1]]) for i, row in enumerate(rows))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n" + reversed_columns))  # the header decides which column is which
+    call("stream", run, "-")
+    assert classes() == predicted
 
 
-@pytest.mark.slow
-def test_bad_files_and_folders_say_what_is_wrong(run, tmp_path, capsys, monkeypatch):
+def test_a_run_can_be_evaluated_again(run):
+    scores, before = evaluate(run)["test"], RunFolder(run).read("metrics.json")["test"]
+    assert scores.pop("confusion") == before.pop("confusion")
+    assert scores == pytest.approx(before)
+
+
+def test_bad_files_and_folders_are_named(run, tmp_path):
     empty = tmp_path / "empty.csv"
     empty.write_text("")
-    assert main(["predict", str(run), str(empty)]) == 2
-    assert "empty.csv" in capsys.readouterr().err
-    assert main(["predict", str(tmp_path), str(empty)]) == 2
-    assert "has no recipe.json; it may be the folder of a finished run" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.StringIO("1,2\n"))
-    assert main(["stream", str(run), "-"]) == 2
-    assert "sample 0 has 2 numbers; it may have 3: acc_x, acc_y, acc_z" in capsys.readouterr().err
-    for line in ("1,b,3", "1,nan,3"):
-        monkeypatch.setattr("sys.stdin", io.StringIO(f"1,2,3\n{line}\n"))
-        assert main(["stream", str(run), "-"]) == 2
-        assert f"a line is {line!r}; it may be finite numbers separated by commas" in capsys.readouterr().err
-    monkeypatch.setattr("sys.stdin", io.StringIO("1,2,3\n4,5,6\n"))
-    assert main(["stream", str(run), "-"]) == 2
-    assert "2 samples came" in capsys.readouterr().err  # fewer than a window: nothing could be said of them
-    monkeypatch.setattr("sys.stdin", io.StringIO("acc_x,acc_y\n"))
-    assert main(["stream", str(run), "-"]) == 2
-    assert "the first line lacks acc_z; it may name acc_x, acc_y, acc_z" in capsys.readouterr().err
-    assert main(["predict", str(run), str(tmp_path)]) == 2
-    assert main(["train", "folder", "--set", f"data.root={tmp_path}", "--output", str(empty)]) == 2
+    with pytest.raises(ValueError, match=r"empty\.csv"):
+        call("predict", run, empty)
+    with pytest.raises(ValueError, match=r"RUN .*recipe\.json"):
+        call("predict", tmp_path, empty)
+    with pytest.raises(IsADirectoryError):
+        call("predict", run, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"root .*index\.csv"):
+        train(Recipe.load("folder", [f"data.root={tmp_path}"]), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2\n", r"3 numbers \(acc_x, acc_y, acc_z\), got 2 in sample 1"),
+        ("1,2,3\n1,b,3\n", "finite numbers .* got '1,b,3'"),
+        ("1,2,3\n1,nan,3\n", "finite numbers .* got '1,nan,3'"),
+        ("1,2,3\n4,5,6\n", "48 or more samples, .* got 2"),
+        ("acc_x,acc_y\n", "header .* acc_z"),
+    ],
+)
+def test_bad_pipes_are_refused(run, monkeypatch, text, message):
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    with pytest.raises(ValueError, match=message):
+        call("stream", run, "-")

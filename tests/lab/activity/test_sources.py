@@ -148,7 +148,7 @@ def test_folder_errors(tmp_path):
 # MuWiGes
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("unit", [1.0, 1e3, *(pytest.param(unit, marks=pytest.mark.full) for unit in (1e6, 1e9))])
 def test_muwiges_in_any_unit_of_time(tmp_path, unit):
     trees.muwiges(tmp_path, unit=unit)
     data = load("MuWiGes", tmp_path)
@@ -195,7 +195,7 @@ def test_muwiges_without_files(tmp_path):
 # UESTC-MMEA-CL
 
 
-@pytest.mark.parametrize("base", [0, 1])
+@pytest.mark.parametrize("base", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_uestc_is_listed_and_in_physical_units(tmp_path, base):
     trees.uestc(tmp_path, base=base)
     data = load("UESTC-MMEA-CL", tmp_path, length=64)
@@ -252,7 +252,10 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("split", PROTOCOLS)
+@pytest.mark.parametrize(
+    "split",
+    [pytest.param(name, marks=[] if name == "cross-session" else [pytest.mark.full]) for name in PROTOCOLS],
+)
 def test_mmact_protocols(tmp_path, split):
     trees.mmact(tmp_path)
     data = load("MMAct", tmp_path, split=split)
@@ -287,6 +290,7 @@ def test_mmact_sensors_are_merged_over_common_time(tmp_path):
     assert signal.duplicates == 21
 
 
+@pytest.mark.full
 def test_mmact_channels_decide_which_sensors_are_read(tmp_path):
     trees.mmact(tmp_path)
     six = tuple(f"{sensor}_{axis}" for sensor in ("acc_phone", "gyro") for axis in "xyz")

@@ -84,7 +84,7 @@ def test_what_a_library_asks_for_is_read():
 
 def test_a_file_that_is_no_library_is_refused(tmp_path):
     (tmp_path / "file").write_text("hello, this is text")
-    with pytest.raises(ValueError, match="must be a 64-bit little-endian ELF file, got .*b'hello,'"):
+    with pytest.raises(ValueError, match=r"must be a 64-bit little-endian ELF file, got .*b'hello,'"):
         elf.needed(tmp_path / "file")
 
 
@@ -135,7 +135,7 @@ def test_an_import_that_fails_says_what_to_do(monkeypatch):
     monkeypatch.setattr(torchvision_cpu, "_is_installed", lambda: True)
     monkeypatch.setattr(torchvision_cpu, "prepare_torchvision", lambda: ())
     monkeypatch.setattr(torchvision_cpu.importlib, "import_module", fail)
-    with pytest.raises(ImportError, match=r"fails \(operator torchvision::nms does not exist\); install the torchvision from"):
+    with pytest.raises(ImportError, match=r"fails \(operator torchvision::nms does not exist\); install"):
         torchvision_cpu.import_torchvision()
 
 

@@ -118,6 +118,19 @@ def test_a_file_has_its_own_colors_for_both_modes(name):
         standalone("<p>")
 
 
+def test_figures_beside_each_other_do_not_overlap():
+    one, two = bars({"plain": (1.0, None)}, "x"), pictures([[[1.0]]], ["S"])
+    (first, second), whole = (
+        list(ElementTree.fromstring(side_by_side([one, two], "both"))),
+        side_by_side([one, two], ""),
+    )
+    assert float(second.get("x")) == float(first.get("width"))
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', whole)[1])
+    assert width == pytest.approx(float(first.get("width")) + float(second.get("width")))
+    with pytest.raises(ValueError, match="drawn must have"):
+        side_by_side([], "none")
+
+
 def test_colors_have_enough_contrast():
     """WCAG asks for 4.5 for text and 3 for graphics; the gray of plain, 2.8 on light cards, is the lowest."""
     for colors in (LIGHT, DARK):

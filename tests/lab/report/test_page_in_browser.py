@@ -1,8 +1,6 @@
-"""The page in headless Chromium, at the width of a desktop and of a phone: no error, no missing picture, no page wider
-than the window.
+"""The page in headless Chromium, as wide as a desktop and a phone: no error, no missing image, no sideways scrolling.
 
-Without Chromium these tests are skipped, unless MUONSSM_BROWSER, or CI where that is not set, says that it must be
-there.
+Without Chromium these tests are skipped; if MUONSSM_BROWSER is set (or, without it, CI), they fail instead.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from muonssm.lab.report.colors import DARK, LIGHT, rgb
 from muonssm.lab.report.report import write_report
-from muonssm.lab.report.svg.colours import DARK, LIGHT, rgb
 
 from .runs import make_everything
 
@@ -31,7 +29,7 @@ FLAGS = (
 )  # fmt: skip
 WIDTHS = (1280, 390)
 SECONDS = 240
-# Opens the page in frames of these widths and sends back what it finds, whenever that is: a picture may take its time.
+# Open the page in frames of these widths and send back measurements once all images are decoded.
 PROBE = """<!doctype html><meta charset="utf-8"><body><script>
 const page = %s, errors = [];
 const pictures = async inside => {
@@ -66,7 +64,7 @@ Promise.all(%s.map(look)).then(found => fetch("/found", {method: "POST", body: J
 
 
 def browser():
-    """Its path; a test that needs it is skipped, or fails where it must be there."""
+    """Return the path of a browser; without one, skip the test, or fail if a browser is required."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         path = shutil.which(name)
         if path:
@@ -79,7 +77,7 @@ def browser():
 
 @contextmanager
 def served(page):
-    """The address of a page on this machine, and the queue of what it sends back."""
+    """Serve a page; yield its address and the queue of what it sends back."""
     found = queue.Queue()
 
     class Handler(BaseHTTPRequestHandler):
@@ -104,8 +102,8 @@ def served(page):
 
 
 def look(text, folder, *flags):
-    """What the browser finds in a page, a record for each of WIDTHS, and the lines of its console."""
-    # The probe's own script ends at its end only.
+    """Open a page; return the measurements at each of WIDTHS, and the lines of the browser's console."""
+    # A </script> in the page must not end the probe's own script.
     page = json.dumps(text).replace("</", "<\\/").replace("<!--", "<\\!--")
     folder.mkdir()
     log = folder / "log.txt"
@@ -130,8 +128,8 @@ def page(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "colours"), [(1, LIGHT), (0, DARK)], ids=["light", "dark"])
-def test_the_page_opens_without_error_and_fits(page, tmp_path, scheme, colours):
+@pytest.mark.parametrize(("scheme", "colors"), [(1, LIGHT), (0, DARK)], ids=["light", "dark"])
+def test_the_page_opens_without_error_and_fits(page, tmp_path, scheme, colors):
     found, console = look(page, tmp_path / "look", f"--blink-settings=preferredColorScheme={scheme}")
     assert console == []
     assert [each["inner"] for each in found] == list(WIDTHS)
@@ -142,12 +140,12 @@ def test_the_page_opens_without_error_and_fits(page, tmp_path, scheme, colours):
         assert each["flat"] == 0
         assert each["drawn"] >= 20
         assert each["text"] > 2000
-        assert each["background"] == f"rgb{rgb(colours['page'])}"
+        assert each["background"] == f"rgb{rgb(colors['page'])}"
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_a_page_is_found(page, tmp_path):
-    """The same look at a page with a broken picture, a script that fails and a box wider than a phone."""
+def test_a_broken_page_is_detected(page, tmp_path):
+    """The same measurements find a broken image, a failing script and a box wider than a phone."""
     broken = (
         '<p><img alt="x" src="data:image/png;base64,AAAA"></p><div style="width:600px">wide</div>'
         "<script>nothing.there()</script></body>"
@@ -158,7 +156,7 @@ def test_what_is_wrong_with_a_page_is_found(page, tmp_path):
     assert [each["scroll"] <= each["inner"] for each in found] == [True, False]
 
 
-def test_a_browser_that_must_be_there_is_missed(monkeypatch):
+def test_a_required_browser_that_is_missing_fails(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     for variables, outcome in (
         ({}, pytest.skip.Exception),

@@ -1,4 +1,4 @@
-"""COCO's format: what Mask R-CNN gets, how it is shown, and files that do not fit together."""
+"""COCO's format: targets of Mask R-CNN, resize and flip, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from pycocotools import mask as coding
 
-from muonssm.lab.vision.coco import CocoImages, CocoView, fitting, mirror, resize
+from muonssm.lab.vision.coco import CocoImages, CocoView, flip, resize, resized_shape
 from muonssm.lab.vision.image_files import DamagedImageError
 
 from . import pictures
@@ -23,7 +23,7 @@ def rle(height, width, rows, columns):
 
 
 def content():
-    """Two images of 20 x 30 and one of 10 x 10 with nothing on it; ids with gaps."""
+    """Two images of 20 x 30, and one of 10 x 10 without objects; ids with gaps."""
     square = {"image_id": 3, "iscrowd": 0}
     return {
         "images": [
@@ -50,7 +50,7 @@ def content():
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes annotations, and the three images; opens them."""
+    """Write annotations and the three images, and open them."""
     pictures.save(tmp_path / "images" / "a.png", pictures.picture(20, 30))
     pictures.save(tmp_path / "images" / "b.png", pictures.picture(10, 10))
     pictures.save(tmp_path / "images" / "c.png", pictures.picture(20, 30, seed=1))
@@ -62,7 +62,7 @@ def make(tmp_path):
     return write
 
 
-def test_a_target_is_as_mask_r_cnn_wants_it(make, capsys):
+def test_a_target_has_the_form_that_mask_r_cnn_takes(make, capsys):
     data = make()
     assert data.image_ids == [3, 9, 12]
     assert data.classes == ("cat", "dog")
@@ -86,15 +86,15 @@ def test_a_target_is_as_mask_r_cnn_wants_it(make, capsys):
         "boxes": torch.float32, "labels": torch.int64, "masks": torch.uint8, "area": torch.float32,
         "iscrowd": torch.int64, "image_id": torch.int64,
     }  # fmt: skip
-    assert (data.crowds, data.degenerate) == (1, 1)
+    assert (data.crowds, data.empty_boxes) == (1, 1)
     assert capsys.readouterr().out == ""
 
 
-def test_boxes_end_where_the_image_does(make):
+def test_boxes_are_clipped_to_the_image(make):
     assert make()[2][1]["boxes"].tolist() == [[0, 0, 5, 6]]
 
 
-def test_an_image_with_nothing_on_it(make):
+def test_an_image_without_objects(make):
     target = make()[1][1]
     assert target["boxes"].shape == (0, 4)
     assert target["masks"].shape == (0, 10, 10)
@@ -104,24 +104,24 @@ def test_an_image_with_nothing_on_it(make):
     assert target["masks"].shape == (0, 20, 20)
 
 
-def test_mirrored_boxes_fit_mirrored_masks(make):
+def test_flipped_boxes_fit_flipped_masks(make):
     image, target = make()[0]
-    mirrored, found = mirror(image, target)
-    assert mirrored.equal(image.flip(2))
-    assert found["boxes"].tolist() == [[20, 2, 26, 6], [0, 10, 10, 15]]
-    assert found["masks"][0, 2:6, 20:26].all()
-    again = mirror(mirrored, found)
+    flipped, changed = flip(image, target)
+    assert flipped.equal(image.flip(2))
+    assert changed["boxes"].tolist() == [[20, 2, 26, 6], [0, 10, 10, 15]]
+    assert changed["masks"][0, 2:6, 20:26].all()
+    again = flip(flipped, changed)
     assert again[0].equal(image)
     assert all(again[1][name].equal(target[name]) for name in target)
 
 
 def test_resized_boxes_fit_resized_masks(make):
     image, target = make()[0]
-    larger, found = resize(image, target, (40, 60))
+    larger, changed = resize(image, target, (40, 60))
     assert larger.shape == (3, 40, 60)
-    assert found["boxes"].tolist() == [[8, 4, 20, 12], [40, 20, 60, 30]]
-    assert found["masks"].sum((1, 2)).tolist() == found["area"].tolist() == [96, 200]
-    assert found["masks"][0, 4:12, 8:20].all()
+    assert changed["boxes"].tolist() == [[8, 4, 20, 12], [40, 20, 60, 30]]
+    assert changed["masks"].sum((1, 2)).tolist() == changed["area"].tolist() == [96, 200]
+    assert changed["masks"][0, 4:12, 8:20].all()
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_resized_boxes_fit_resized_masks(make):
         ((100, 500), 800, 1333, (267, 1333)),
     ],
 )
-def test_the_longer_side_is_bounded(size, short, longest, expected):
-    assert fitting(size, short, longest) == expected
+def test_the_longer_side_is_limited(size, short, longest, expected):
+    assert resized_shape(size, short, longest) == expected
 
 
-def test_a_view_draws_from_torch(make):
+def test_a_view_uses_torchs_generator(make):
     data = make(view=CocoView(short=(20, 24, 28), longest=42, flip=0.5))
     torch.manual_seed(0)
     first = [data[0] for _ in range(20)]
@@ -152,54 +152,55 @@ def test_a_view_draws_from_torch(make):
 def test_files_that_are_missing_or_of_another_size(make, tmp_path):
     data = make()
     pictures.save(tmp_path / "images" / "a.png", pictures.picture(20, 31))
-    with pytest.raises(DamagedImageError, match=r"a.png is 20 x 31, and .*a.json says it is 20 x 30"):
+    with pytest.raises(DamagedImageError, match=r"a.png must be 20 x 30 .* got 20 x 31"):
         data[0]
     (tmp_path / "images" / "b.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"b.png is missing, and .*a.json has it as image 9"):
+    with pytest.raises(FileNotFoundError, match=r"b.png must exist, as image 9 of .*a.json"):
         make()
-    with pytest.raises(FileNotFoundError, match="images is 'nowhere', which is no folder"):
+    with pytest.raises(FileNotFoundError, match="images must be a folder, got 'nowhere'"):
         CocoImages(tmp_path / "a.json", "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"none.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"none.json must be an annotation file"):
         CocoImages(tmp_path / "none.json", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.pop("categories"), "a.json has no list of categories"),
-        (lambda c: c["images"][0].pop("height"), "a.json has no 'height' in number 0 of images"),
-        (lambda c: c["images"].clear(), "a.json has no images; it may have one or more"),
-        (lambda c: c["annotations"][1].update(category_id=5), "annotation 2 with category_id 5, which is not"),
-        (lambda c: c["annotations"][1].update(image_id=5), "annotation 2 with image_id 5, which is not in images"),
-        (lambda c: c["annotations"][1].update(id=1), "has id 1 2 times in annotations"),
-        (lambda c: c["annotations"][0].pop("segmentation"), "has annotation 1 without a segmentation"),
+        (lambda c: c.pop("categories"), "a.json must have a list of categories"),
+        (lambda c: c["images"][0].pop("height"), "'height' in every item of images, got none in item 0"),
+        (lambda c: c["images"].clear(), "a.json must have one or more images"),
+        (lambda c: c["annotations"][1].update(category_id=5), "category_id 5 in annotation 2"),
+        (lambda c: c["annotations"][1].update(image_id=5), "image_id 5 in annotation 2"),
+        (lambda c: c["annotations"][1].update(id=1), "every id once in annotations, got id 1 2 times"),
+        (lambda c: c["annotations"][0].pop("segmentation"), "must have a segmentation in annotation 1"),
     ],
 )  # fmt: skip
-def test_annotations_that_do_not_fit_together(make, change, message):
+def test_inconsistent_annotations_raise(make, change, message):
     annotations = content()
     change(annotations)
     with pytest.raises(ValueError, match=message):
         make(annotations)
 
 
-def test_no_json_and_no_annotations(make, tmp_path):
+def test_invalid_json_and_missing_annotations_raise(make, tmp_path):
     make()
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ValueError, match=r"a.json is no JSON file"):
+    with pytest.raises(ValueError, match=r"a.json is not valid JSON"):
         CocoImages(tmp_path / "a.json", tmp_path / "images")
-    with pytest.raises(ValueError, match=r"a.json has no annotations to learn from"):
+    with pytest.raises(ValueError, match=r"a.json must have usable annotations"):
         make({**content(), "annotations": []}, drop_empty=True)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "name", "error"),
     [
-        ({"short": ()}, r"short is \(\); it may be None or one or more integers > 0"),
-        ({"short": (0,)}, r"short is \(0,\)"),
-        ({"short": 800, "longest": 700}, "longest is 700; it may be an integer >= 800"),
-        ({"flip": 2}, r"flip is 2; it may be in \[0, 1\]"),
+        ({"short": ()}, "short", ValueError),
+        ({"short": (0,)}, "short", ValueError),
+        ({"short": (1.5,)}, "short", TypeError),
+        ({"short": 800, "longest": 700}, "longest", ValueError),
+        ({"flip": 2}, "flip", ValueError),
     ],
 )
-def test_what_cannot_be_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_views_raise(settings, name, error):
+    with pytest.raises(error, match=rf"^{name} must be"):
         CocoView(**settings)

@@ -1,4 +1,4 @@
-"""Mean IoU worked out by hand, with ignored and absent classes, and against scikit-learn."""
+"""Mean IoU, against values computed by hand and by scikit-learn, with ignored pixels and absent classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sklearn.metrics import jaccard_score
 from muonssm.lab.vision.segmentation_metrics import PixelCounts
 
 
-def test_mean_iou_worked_out_by_hand():
-    """Class 0: 1 of 3 (two pixels were taken for others). Class 1: 2 of 3. Class 2 is predicted, never there: 0 of
-    1. Class 3 is predicted at an ignored pixel alone, so it is nowhere, and left out: mean (1/3 + 2/3 + 0) / 3."""
+def test_mean_iou_computed_by_hand():
+    """Class 0: 1 of 3 (two pixels are predicted as others). Class 1: 2 of 3. Class 2 is predicted but never labeled: 0
+    of 1. Class 3 is predicted at an ignored pixel only, and left out: the mean is (1/3 + 2/3 + 0) / 3."""
     counts = PixelCounts(4)
     counts.add(torch.tensor([[0, 1, 2], [1, 1, 3]]), torch.tensor([[0, 0, 0], [1, 1, 255]]))
     score = counts.score()
@@ -20,7 +20,7 @@ def test_mean_iou_worked_out_by_hand():
     assert score["iou"] == [pytest.approx(100 / 3), pytest.approx(200 / 3), 0.0, None]
 
 
-def test_sums_come_before_the_ratio():
+def test_counts_are_summed_before_the_ratio():
     """Two images: 1 of 2 and 9 of 10 pixels; the mean of ratios would be 70."""
     counts = PixelCounts(2)
     counts.add(torch.tensor([0, 1]), torch.tensor([0, 0]))
@@ -32,7 +32,7 @@ def test_the_same_as_scikit_learn():
     torch.manual_seed(0)
     labels, predicted = torch.randint(0, 6, (8, 16, 16)), torch.randint(0, 5, (8, 16, 16))
     labels[labels == 5] = 255
-    counts = PixelCounts(7)  # two classes are nowhere
+    counts = PixelCounts(7)  # two classes are neither labeled nor predicted
     for one, other in zip(predicted, labels, strict=True):
         counts.add(one, other)
     known = labels != 255
@@ -41,17 +41,17 @@ def test_the_same_as_scikit_learn():
     assert counts.score()["miou"] == pytest.approx(expected.mean())
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_raise():
     counts = PixelCounts(3)
-    with pytest.raises(ValueError, match="labels has no label"):
+    with pytest.raises(ValueError, match="labels must have a pixel"):
         counts.score()
-    with pytest.raises(ValueError, match=r"predicted is \(2,\) and labels \(3,\)"):
+    with pytest.raises(ValueError, match=r"predicted must have the shape of labels"):
         counts.add(torch.zeros(2), torch.zeros(3))
-    with pytest.raises(ValueError, match="labels has 3; with classes 3 it may be below that"):
+    with pytest.raises(ValueError, match="labels must be in 0 to 2, got 3"):
         counts.add(torch.zeros(2, dtype=torch.int64), torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="predicted has -1"):
+    with pytest.raises(ValueError, match="predicted must be in 0 to 2, got -1"):
         counts.add(torch.tensor([-1, 0]), torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="classes is 0; it may be an integer >= 1"):
+    with pytest.raises(ValueError, match="classes must be an integer >= 1, got 0"):
         PixelCounts(0)
-    with pytest.raises(ValueError, match="ignored is 255 with classes 300"):
+    with pytest.raises(ValueError, match="ignored must not be one of 300 classes, got 255"):
         PixelCounts(300)

@@ -1,1 +1,1 @@
-"""The kernels of `muon_memory`. docs/gpu.md says what each computes; `ops/memory/triton.py` launches them."""
+"""The Triton kernels of `muon_memory`. `ops/memory/triton.py` launches them; docs/design/gpu.md describes them."""

@@ -1,4 +1,4 @@
-"""Every kernel as it is launched for a model, for compiling without a GPU: `ops/triton/ahead.py` does, and reads."""
+"""Every kernel with the types and constants of a real launch, for `ops/triton/aot.py` to compile without a GPU."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _TYPES |= dict.fromkeys(("eta", "inside", "outside", "delta"), "fp32")
 
 
 def variants(architecture: str, size: int) -> dict[str, Variant]:
-    """The kernels of training and decoding on bfloat16, with all there is: momentum, erase, states, gamma's gradient.
+    """Return the kernels of training and decoding on bfloat16, with momentum, erase, states and gamma's gradient.
 
-    `memory_solve` is the backward pass's, which does more.
+    `memory_solve` is the variant of the backward pass, which does more.
     """
     precision = support.dot_precision(torch.bfloat16, architecture)
-    found = {}
+    result = {}
     for name, kernel in KERNELS.items():
         cut = config.launch(name, size, architecture)
         known: dict[str, Any] = {"m": size, "d": size, "MP": size, "DP": size}
@@ -50,5 +50,5 @@ def variants(architecture: str, size: int) -> dict[str, Variant]:
         known |= {"OPERAND": tl.bfloat16, "PRECISION": precision}
         constants = {argument: known[argument] for argument in kernel.arg_names if argument in known}
         types = {argument: _TYPES.get(argument, "*bf16") for argument in kernel.arg_names if argument not in constants}
-        found[name] = Variant(kernel, types, constants, cut)
-    return found
+        result[name] = Variant(kernel, types, constants, cut)
+    return result

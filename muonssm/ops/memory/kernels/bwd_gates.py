@@ -1,8 +1,8 @@
-"""Last kernel of the backward pass: values and gates.
+"""Last kernel of the backward pass: gradients of values and gates.
 
-LA[t, s] is the product of the gates between two steps, so dlog_alpha_j sums LA dLA over all t >= j > s, and
-dgamma_j = (LG^T dLG LG^T)[j, j-1]: no gate is divided by. A_t is LA[t, s] with s before the chunk, so to speak; and
-Cm = LA LG, g = LA Gam.
+LA[t, s] is the product of the gates between two steps, so dlog_alpha_j is the sum of LA dLA over all t >= j > s, and
+dgamma_j = (LG^T dLG LG^T)[j, j-1], without a division by a gate. A_t is LA[t, s] for s before the chunk. Cm = LA LG,
+g = LA Gam.
 
     dA_t = q_t.(dY S0)_t - e_t k_t.(R S0)_t,   at the last step + <S0, dS1>;    likewise dg and dGam
 """
@@ -45,7 +45,7 @@ from .common import (
 
 @triton.jit
 def spread(P, PRECISION: tl.constexpr):
-    """x_j = sum of P[t, s] over t >= j > s: what passes gate j."""
+    """Compute x_j = sum of P[t, s] over t >= j > s: everything that passes gate j."""
     t = tl.arange(0, C)[:, None]
     s = tl.arange(0, C)[None, :]
     later = tl.where(s >= t, 1.0, 0.0)
@@ -54,7 +54,7 @@ def spread(P, PRECISION: tl.constexpr):
 
 @triton.jit
 def load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE: tl.constexpr):
-    """The gradient of Cm; its last row made the states."""
+    """Load the gradient of Cm, with that of its last row through the states."""
     t = tl.arange(0, C)
     dCm = load_tile(by_YU, base, C, t, C, t).to(tl.float32)
     if ERASE:
@@ -68,7 +68,7 @@ def gates(
     H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv `[steps, H, d]`, through the write and the norm in its scale, and the gates' gradients `[steps, H]`."""
+    """Compute dv `[steps, H, d]`, through the write and its scale, and the gradients of the gates `[steps, H]`."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, last = chunk_rows(chunks, base // H, h, H)
@@ -78,7 +78,7 @@ def gates(
         dV += load_plane(vectors, base, BY_V)[:, None] * load_rows(v, rows, live, i, d, BD)
         store_rows(dv, rows, live, i, dV, d, BD)
 
-    # 1. What reads, forgets and keeps the states. (Vectors are loaded again below: held, they would cost registers.)
+    # 1. Gates through the states. (Vectors are loaded again below, to save registers.)
     e = load_plane(vectors, base, ERASE_)
     A = load_plane(vectors, base, A_)
     rS = load_plane(vectors, base, FORGET_S)
@@ -89,8 +89,8 @@ def gates(
         db += eta * (load_plane(vectors, base, D_ERASE) - A * rS - recall * load_plane(vectors, base, FORGET_M))
     tl.store(dbeta + rows, db, mask=live)
 
-    # 2. alpha: what lies between two steps, and what lies before one.
-    at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG made the states
+    # 2. alpha: decays between two steps, and from the start of the chunk.
+    at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG enter the states
     dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
     dLA = tl.where(at_end, load_plane(vectors, base, D_LA_END)[None, :], 0.0)
     if ERASE:
@@ -106,7 +106,7 @@ def gates(
     LA = decay_matrix(load_log_alpha(log_alpha, rows, live))
     tl.store(dlog_alpha + rows, spread(LA * dLA, PRECISION) + before, mask=live)
 
-    # 3. gamma, likewise.
+    # 3. gamma, in the same way.
     if DGAMMA:
         forgotten = load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
         dg = load_plane(vectors, base, READ_M) - forgotten

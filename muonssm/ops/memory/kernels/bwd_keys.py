@@ -1,10 +1,10 @@
-"""Gradients of queries and keys, with what the states contribute to them.
+"""Gradients of queries and keys.
 
     dQ = A (dY S0) + g (dY M0) + dQK K
     dK = dQK^T Q + (dG + dG^T) K + (LA[last,:] W + Cm[last,:] U) dS1 + LG[last,:] U dM1
          - e A (R S0) - e (g - Gam) (R M0)
 
-Vectors are loaded where they are used, and again where they are used again: held across a loop they cost registers.
+Vectors are loaded each time they are used: holding them across a loop would cost registers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def keys(
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk `[steps, H, m]` of one chunk of one head, and in `vectors` what the states contribute to the gates."""
+    """Compute dq, dk `[steps, H, m]` of one chunk of one head, and in `vectors` the gates' gradients by states."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, _, last = chunk_rows(chunks, base // H, h, H)

@@ -1,14 +1,14 @@
 """Gradients within a chunk, from the states before it (S0, M0), their gradients after it (dS1, dM1), W and R.
 
-R is the gradient of the right-hand side of the system for W (see prepare.py), so with E = -e R
+R is the gradient of the right-hand side of the system for W (see fwd_prepare.py), so with E = -e R
 
     dU = (Cm * Q K^T)^T dY + ((Cm - LG) * G)^T E + Cm[last,:] K dS1^T + LG[last,:] K dM1^T            `values`
     d(Q K^T) = LA * dY W^T + Cm * dY U^T,    dG = LA * E W^T + (Cm - LG) * E U^T  (strictly lower)    `scores`
 
-`scores` leaves the gradients of LA, Cm and LG for gates.py, in four parts (held together they would not fit):
+`scores` stores the gradients of LA, Cm and LG for bwd_gates.py in four matrices (one kernel could not hold them all):
 
     by_YW = Q K^T * dY W^T,   by_YU = Q K^T * dY U^T,   by_RW = G * E W^T,   by_RU = G * E U^T
-    dLA = by_YW + by_RW,   dCm = by_YU + by_RU,   dLG = -by_RU, next to what comes through Cm = LA LG
+    dLA = by_YW + by_RW,   dCm = by_YU + by_RU,   dLG = -by_RU, plus the gradient through Cm = LA LG
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def values(
     inside, outside, delta, m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, STEPS: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """du `[n, H, C, d]`, and in `vectors` the gradients of the write's scale and of the last rows of LA, Cm and LG."""
+    """Compute du `[n, H, C, d]`, and in `vectors` the gradients of the scale and of the last rows of LA, Cm and LG."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
@@ -115,7 +115,7 @@ def scores(
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQK, dG + dG^T and the four parts `[n, H, C, C]`, and in `vectors` what they contribute to the erase."""
+    """Compute dQK, dG + dG^T and the four matrices `[n, H, C, C]`, and in `vectors` the gradient of the erase."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
@@ -135,7 +135,7 @@ def scores(
             YW += product(dY, tl.trans(w), OPERAND, PRECISION)
     YU = tl.where(t[:, None] >= t[None, :], YU * load_plane(vectors, base, SCALE)[None, :], 0.0)
     store_tile(dQK, base, C, t, C, t, LA * YW + Cm * YU)
-    Cm = (Cm - LG).to(OPERAND)  # held on, so in as few registers as its products will have
+    Cm = (Cm - LG).to(OPERAND)  # used again below; OPERAND takes fewer registers
     LA = LA.to(OPERAND)
     QK = tl.zeros((C, C), dtype=tl.float32)
     for j in range(0, m, BM):

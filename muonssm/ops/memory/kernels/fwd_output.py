@@ -1,4 +1,4 @@
-"""Third kernel: every output reads the state its chunk starts with, the chunk's own writes, and the erase.
+"""Third kernel: outputs read the state before the chunk, the chunk's own writes, and the erase.
 
 Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W
 """
@@ -31,7 +31,7 @@ def output(
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BD columns of y `[steps, H, d]` for one chunk of one head."""
+    """Compute BD columns of y `[steps, H, d]` for one chunk of one head."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)

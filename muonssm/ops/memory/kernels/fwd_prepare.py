@@ -1,7 +1,7 @@
-"""First kernels: all of a chunk that does not depend on the states.
+"""First kernels: everything in a chunk that does not depend on the states.
 
-`measure`: the scale of every write from the norms of its key and value, and the decays from the chunk's start and to
-its end. `solve`, where there is an erase:
+`measure` computes the scale of every write from the norms of its key and value, and the decays from the start of the
+chunk and to its end. `solve` solves, if there is an erase,
 
     (I + e LA * G) W = -e [ A K S0^T + (g - Gam) K M0^T + ((Cm - LG) * G) U ],   G = K K^T, strictly lower parts
 
@@ -44,7 +44,7 @@ from .common import (
 
 @triton.jit
 def norm(x, rows, live, width: tl.constexpr, B: tl.constexpr):
-    """|x| of every row."""
+    """Compute |x| of every row."""
     largest = tl.zeros((C,), dtype=tl.float32)
     total = tl.zeros((C,), dtype=tl.float32)
     for j in range(0, width, B):
@@ -57,7 +57,7 @@ def measure(
     k, v, log_alpha, beta, gamma, chunks, vectors, H, gamma_step, gamma_head, eta, inside, outside, delta,
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, STEPS: tl.constexpr, MOMENTUM: tl.constexpr,
 ):  # fmt: skip
-    """The first planes of `vectors`."""
+    """Fill the first planes of `vectors`."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, last = chunk_rows(chunks, base // H, h, H)
@@ -99,7 +99,7 @@ def solve(
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
     MOMENTUM: tl.constexpr, BACKWARD: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """WS, WM `[n, H, C, m]` and WU `[n, H, C, d]`; BACKWARD: RS and RU, too."""
+    """Compute WS, WM `[n, H, C, m]` and WU `[n, H, C, d]`; with BACKWARD also RS and RU."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
@@ -137,7 +137,7 @@ def solve(
         for j in range(0, m, BM):
             K = tl.trans(load_rows(k, rows, live, j, m, BM))
             QK += product(load_rows(q, rows, live, j, m, BM), K, OPERAND, PRECISION)
-        QK *= decay_matrix(load_log_alpha(log_alpha, rows, live))  # made again, not held
+        QK *= decay_matrix(load_log_alpha(log_alpha, rows, live))  # computed again, to save registers
         reads = tl.trans(product(QK, T, OPERAND, PRECISION)).to(OPERAND)
         for j in range(0, d, BD):
             dY = load_rows(dy, rows, live, j, d, BD)

@@ -1,6 +1,6 @@
-"""Second kernel: the states, chunk after chunk, and in the backward pass their gradients, from the last to the first.
+"""Second kernel: the states, chunk by chunk, and in the backward pass their gradients, from last chunk to first.
 
-A program holds its columns of S^T and M^T `[m, BD]` in float32 and walks along one head of one sequence.
+A program holds its columns of S^T and M^T `[m, BD]` in float32 and processes one head of one sequence.
 
     W  = WU + WS S0^T + WM M0^T
     S1 = A S0 + g M0 + (LA[last,:] W + Cm[last,:] U)^T K          M1 = Gam M0 + (LG[last,:] U)^T K
@@ -38,7 +38,7 @@ from .common import (
 
 @triton.jit
 def load_rows_transposed(x, rows, live, width: tl.constexpr, B: tl.constexpr):
-    """The rows `[steps H, width]` of a chunk as columns."""
+    """Load the rows `[steps H, width]` of a chunk as columns."""
     column = tl.arange(0, B)
     mask = live[None, :] & (column < width)[:, None]
     return tl.load(x + rows[None, :] * width + column[:, None], mask=mask, other=0.0)
@@ -46,7 +46,7 @@ def load_rows_transposed(x, rows, live, width: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def store_transposed(x, base, height: tl.constexpr, row, width: tl.constexpr, column, tile):
-    """A tile `[column, row]` into the matrix `[height, width]` number `base`."""
+    """Store a tile `[column, row]` in the matrix `[height, width]` number `base`."""
     offsets = base * (height * width) + row[None, :] * width + column[:, None]
     mask = (row < height)[None, :] & (column < width)[:, None]
     tl.store(x + offsets, tile.to(x.dtype.element_ty), mask=mask)
@@ -59,7 +59,7 @@ def forward_states(
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, STATE: tl.constexpr, ENDS: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S, M before every chunk into S_all, M_all `[n, H, m, d]`, at the end into S_end, M_end; W in WU's place."""
+    """Store S, M before every chunk in S_all, M_all `[n, H, m, d]`, the last in S_end, M_end; W replaces WU."""
     head = tl.program_id(0).to(tl.int64)
     h = head % H
     t = tl.arange(0, C)
@@ -73,7 +73,7 @@ def forward_states(
     first = tl.load(first_chunk + head // H)
     stop = tl.load(first_chunk + head // H + 1)
     for chunk in range(first, stop):
-        base = chunk * H + h  # int64, as h is
+        base = chunk * H + h  # int64, like h
         rows, live, _, last = chunk_rows(chunks, chunk, h, H)
         store_tile(S_all, base, m, key, d, column, S)
         V = load_rows(v, rows, live, tl.program_id(1) * BD, d, BD).to(tl.float32)
@@ -93,8 +93,8 @@ def forward_states(
             S += load_number(vectors, base, G_, last) * M
             U = load_plane(vectors, base, LG_END)[:, None] * U
             M = load_number(vectors, base, GAM, last) * M + product(K, U, OPERAND, PRECISION)
-        elif ENDS:  # noqa: SIM102  the one is known to the compiler, the other is not
-            if chunk == stop - 1:  # without momentum M is the last write
+        elif ENDS:  # noqa: SIM102  ENDS is known at compile time, the other is not
+            if chunk == stop - 1:  # without momentum, M is the last write
                 M = product(K, load_plane(vectors, base, LG_END)[:, None] * U, OPERAND, PRECISION)
     if ENDS:
         store_transposed(S_end, head, d, column, m, key, S)
@@ -108,7 +108,7 @@ def backward_states(
     MOMENTUM: tl.constexpr, ERASE: tl.constexpr, STATE: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of S, M after every chunk into dS_all, dM_all `[n, H, m, d]`, of S0, M0 if STATE; R in RU's place."""
+    """Store the gradients of S, M after every chunk in dS_all, dM_all `[n, H, m, d]`; R replaces RU."""
     head = tl.program_id(0).to(tl.int64)
     h = head % H
     t = tl.arange(0, C)
@@ -120,7 +120,7 @@ def backward_states(
     count = tl.load(first_chunk + head // H + 1) - first
     for i in range(0, count):
         chunk = first + count - 1 - i
-        base = chunk * H + h  # int64, as h is
+        base = chunk * H + h  # int64, like h
         rows, live, _, last = chunk_rows(chunks, chunk, h, H)
         store_tile(dS_all, base, m, key, d, column, dS)
         A = load_plane(vectors, base, A_)

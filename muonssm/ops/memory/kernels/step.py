@@ -1,4 +1,4 @@
-"""One step, for decoding: both states are read and written once, and nothing else of their size."""
+"""One decoding step: reads and writes both states once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def step(
     m: tl.constexpr, d: tl.constexpr, MP: tl.constexpr, DP: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
     MOMENTUM: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    """BD rows of S and M `[B, H, d, m]` and of y `[B, 1, H, d]`, eqs. 3 and 4."""
+    """Compute BD rows of S and M `[B, H, d, m]` and of y `[B, 1, H, d]` (eqs. 3 and 4)."""
     head = tl.program_id(0).to(tl.int64)
     key = tl.arange(0, MP)
     row = tl.program_id(1) * BD + tl.arange(0, BD)

@@ -1,4 +1,4 @@
-"""Every kernel as it is launched for a model, for compiling without a GPU: `ops/triton/ahead.py` does, and reads."""
+"""Every kernel with the types and constants of a real launch, for `ops/triton/aot.py` to compile without a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRITE = Write(1, 0.6, 1.0, 1e-6)
 def variants(
     architecture: str, N: int, narrow: str = "*bf16", D: int = 2048, longhorn: bool = False
 ) -> dict[str, Variant]:
-    """The kernels of training and decoding with gamma, momentum and initial states, by the name of their launch."""
+    """Return the kernels of training and decoding with gamma, momentum and initial states, by name."""
     inputs = Inputs(*(narrow,) * 4, None if longhorn else _WIDE, _WIDE, _WIDE)
     parts = Gradients(*(_WIDE,) * 6, None if longhorn else _WIDE)
     launches = {

@@ -2,10 +2,10 @@
 
     dS_t = dy_t C_t^T + a_{t+1} dS_{t+1}             dM_t = dS_t + gamma_{t+1} dM_{t+1}
 
-It needs S_{t-1}, S_t and M_{t-1} at every step. Each segment is walked forward once from its checkpoint, leaving the
-states before every UNROLL steps in scratch memory, 18 to 32 tiles a program, which a second-level cache of 40 to 50 MB
-holds for most of the programs under way. Then backward: UNROLL steps forward again with all their states and gates in
-registers, and back. Running the recurrence in reverse instead would divide by gates, which may be 0.
+It needs S_{t-1}, S_t and M_{t-1} at every step. Each segment first runs forward from its checkpoint and stores the
+states before every UNROLL steps in scratch memory: 18 to 32 tiles per program, which a level-2 cache of 40 to 50 MB
+holds for most active programs. Then, backward, UNROLL steps at a time run forward again with all states and gates in
+registers, and back. Inverting the recurrence instead would divide by gates, which can be 0.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Gradients(NamedTuple):
-    """What the backward kernel writes, float32. Sums over channels come in parts, one for each block of channels."""
+    """Outputs of the backward kernel, float32. Sums over channels are partial sums, one per block of channels."""
 
     du: Any  # [T, D]            of u_t = c_t dt_t x_t
     ddt: Any  # [T, D]           of dt through the gate
     dB: Any  # [T, blocks, N]
     dC: Any  # [T, blocks, N]
-    dscale: Any  # [T, blocks]   None where c does not depend on the inputs
-    dgamma: Any  # [T, blocks]   None where nobody asked
-    dA: Any  # [pieces, D, N]    None where A is
+    dscale: Any  # [T, blocks]   None if c does not depend on the inputs
+    dgamma: Any  # [T, blocks]   None if not needed
+    dA: Any  # [pieces, D, N]    None if A is None
 
 
 def scratch_tiles(segment: int, unroll: int) -> int:
-    """Room for the states before each run of `unroll` steps of a segment, and before each of the steps left over."""
+    """Count the tiles for the states before each run of `unroll` steps of a segment and each remaining step."""
     return max(segment // unroll, segment // unroll - 1 + unroll - 1)
 
 
 @triton.jit
 def skip(inputs, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """S and M after steps t to t + COUNT - 1."""
+    """Compute S and M after steps t to t + COUNT - 1."""
     S, M, _ = advance(load_steps(inputs, t, lane, TILE, COUNT), S, M, A, TILE, COUNT)
     return S[COUNT], M[COUNT]
 
 
 @triton.jit
 def retreat(inputs, dy, out, t, states, adjoints, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """The adjoints before steps t to t + COUNT - 1, from those after them and the states before step t."""
+    """Compute the adjoints before steps t to t + COUNT - 1 from those after them and the states before step t."""
     d, n, d_mask, n_mask = lane
     steps = load_steps(inputs, t, lane, TILE, COUNT)
     all_dt, all_v, all_scale, all_gamma, all_B, all_C = steps
@@ -86,7 +86,7 @@ def retreat(inputs, dy, out, t, states, adjoints, A, lane, TILE: tl.constexpr, C
 def backward(
     inputs, dy, end, start, saved, scratch, out, offsets, length, piece, pieces, TILE: tl.constexpr, SLOTS: tl.constexpr
 ):
-    """Every gradient, from dy `[T, D]` and those of the last states, `end`. Grid: pieces, blocks of channels.
+    """Compute all gradients from dy `[T, D]` and those of the last states, `end`. Grid: pieces, blocks of channels.
 
     `start` receives the gradients of the first states, `scratch` is `[pieces, SLOTS, D, N]`.
     """
@@ -107,7 +107,7 @@ def backward(
         whole = t + runs * TILE.UNROLL
         S = load_tile(saved.S, checkpoint + index, lane, TILE)
         M = load_tile(saved.M, checkpoint + index, lane, TILE)
-        tl.debug_barrier()  # the segment before has been read back
+        tl.debug_barrier()  # all reads of the previous segment are done
         for i in range(runs):
             store_tile(scratch.S, slot + i, S, lane, TILE)
             store_tile(scratch.M, slot + i, M, lane, TILE)

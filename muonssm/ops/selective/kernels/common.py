@@ -1,6 +1,6 @@
-"""What the kernels share: their arguments as tuples, where a program's steps lie, rows of inputs, and the gate."""
+"""Shared by the kernels: arguments as tuples, the steps of a program, loading inputs, and the recurrence."""
 
-# Triton's compiler knows no starred tuples, drops branches in this form only, and has tuples grow.
+# Triton's compiler does not support starred tuples, removes only branches of this form, and lets tuples grow.
 # ruff: noqa: RUF005, RET505, SIM108
 # mypy: disable-error-code="assignment"
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-LENGTHS = ["length", "piece", "pieces"]  # arguments that are no reason to compile again
+LENGTHS = ["length", "piece", "pieces"]  # arguments that do not trigger a recompilation
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Inputs(NamedTuple):
-    """Per-step inputs in the dtypes they came in, and A `[D, N]`, or None for LongHorn's gate."""
+    """Per-step inputs in the caller's dtypes, and A `[D, N]`, or None for LongHorn's gate."""
 
     x: Any
     dt: Any
@@ -24,43 +24,43 @@ class Inputs(NamedTuple):
     C: Any
     A: Any
     gamma: Any  # float32
-    scale: Any  # float32; None where a kernel finds it by itself
+    scale: Any  # float32; None if the kernel computes it
 
 
 class States(NamedTuple):
-    """S and M, float32: `[sequences, D, N]`, or one for each checkpoint or piece. Each may be None."""
+    """S and M, float32: `[sequences, D, N]`, or one per checkpoint or piece. Each can be None."""
 
     S: Any
     M: Any
 
 
 class Span(NamedTuple):
-    """How steps fall into sequences and pieces. The kernels take these one by one: in a tuple, Triton would compile
-    again for a number that is 1 or a multiple of 16."""
+    """How steps are divided into sequences and pieces. The kernels take these as separate arguments: in a tuple,
+    Triton would recompile for a number that is 1 or a multiple of 16."""
 
-    offsets: Any  # [sequences + 1], int64: where packed sequences begin; None for rows of equal length
-    length: Any  # steps of a row
+    offsets: Any  # [sequences + 1], int64: starts of packed sequences; None for a batch of equal lengths
+    length: Any  # steps of a sequence of the batch
     piece: Any  # steps of a piece, a multiple of the segment
-    pieces: Any  # of each sequence
+    pieces: Any  # per sequence
 
 
 class Tile(NamedTuple):
-    """What a kernel is compiled for."""
+    """Sizes and options, as compile-time constants."""
 
     D: int
     N: int
     BLOCK_D: int
     BLOCK_N: int  # N or the next power of two
     SEGMENT: int  # steps between two checkpoints
-    UNROLL: int  # steps whose inputs are loaded, and in the backward pass whose states are held, at once
-    GAMMA_STEP: int  # 0 where gamma is one number
-    SCALE_STEP: int  # 0 where the scale is
+    UNROLL: int  # steps whose inputs are loaded together (and whose states are held, backward)
+    GAMMA_STEP: int  # 0 if gamma is one number
+    SCALE_STEP: int  # 0 if the scale is one number
     MOMENTUM: bool  # False: gamma is 0, and M is the last write
 
 
 @triton.jit
 def lanes(TILE: tl.constexpr):
-    """The channels and states of this program, and which of them exist: d `[BLOCK_D]`, n `[BLOCK_N]`, masks."""
+    """Return the channels and states of this program and their masks: d `[BLOCK_D]`, n `[BLOCK_N]`, two masks."""
     d = tl.program_id(1) * TILE.BLOCK_D + tl.arange(0, TILE.BLOCK_D)
     n = tl.arange(0, TILE.BLOCK_N)
     return d, n, d < TILE.D, n < TILE.N
@@ -68,10 +68,10 @@ def lanes(TILE: tl.constexpr):
 
 @triton.jit
 def steps_of(offsets, length, piece, pieces, TILE: tl.constexpr):
-    """This program's sequence, its first step and end, and the number of its first checkpoint.
+    """Return the sequence of this program, its first step and end, and the number of its first checkpoint.
 
-    Checkpoints lie one behind the other with no table: a sequence that begins at step s has the first at s / SEGMENT
-    plus its own number, which leaves room for every segment begun before it.
+    Checkpoints need no table: sequence i, starting at step s, has its first checkpoint at s / SEGMENT + i, which leaves
+    room for all segments of the sequences before it.
     """
     program = tl.program_id(0).to(tl.int64)
     sequence = program // pieces
@@ -89,9 +89,9 @@ def steps_of(offsets, length, piece, pieces, TILE: tl.constexpr):
 
 @triton.jit
 def load_steps(inputs, t, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """dt, v = dt x, scale, gamma, B, C of steps t to t + COUNT - 1 in float32, each a tuple with one entry a step.
+    """Load dt, v = dt x, scale, gamma, B, C of steps t to t + COUNT - 1 in float32: tuples with an entry per step.
 
-    All loads are under way before the first is used. What a caller does not use, the compiler does not load.
+    All loads are issued before the first is used. The compiler removes loads of unused results.
     """
     d, n, d_mask, n_mask = lane
     all_dt, all_v, all_scale, all_gamma, all_B, all_C = (), (), (), (), (), ()
@@ -111,7 +111,7 @@ def load_steps(inputs, t, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def load_tile(pointer, index, lane, TILE: tl.constexpr):
-    """Tile number `index` of `[..., D, N]`, zeros beyond its edge; all zeros where there is no such tensor."""
+    """Load tile number `index` of `[..., D, N]`; zeros beyond its edges, or if `pointer` is None."""
     d, n, d_mask, n_mask = lane
     if pointer is None:
         return tl.full([TILE.BLOCK_D, TILE.BLOCK_N], 0.0, tl.float32)
@@ -122,7 +122,7 @@ def load_tile(pointer, index, lane, TILE: tl.constexpr):
 
 @triton.jit
 def store_tile(pointer, index, value, lane, TILE: tl.constexpr):
-    """`value` as tile number `index` of `[..., D, N]`; nothing where there is no such tensor."""
+    """Store `value` as tile number `index` of `[..., D, N]`; do nothing if `pointer` is None."""
     d, n, d_mask, n_mask = lane
     if pointer is not None:
         place = index * TILE.D * TILE.N + d[:, None] * TILE.N + n[None, :]
@@ -131,7 +131,7 @@ def store_tile(pointer, index, value, lane, TILE: tl.constexpr):
 
 @triton.jit
 def load_exponent(pointer, lane, TILE: tl.constexpr):
-    """A log2(e), since the hardware's exponential is to base 2; None for LongHorn's gate."""
+    """Load A log2(e), because hardware exponentials have base 2; None for LongHorn's gate."""
     if pointer is None:
         return None
     else:
@@ -140,7 +140,7 @@ def load_exponent(pointer, lane, TILE: tl.constexpr):
 
 @triton.jit
 def advance(steps, S, M, A, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """S and M before the first of COUNT steps and after each of them, and the gates: tuples of COUNT + 1, and COUNT.
+    """Run COUNT steps: return S and M before the first and after each (COUNT + 1 entries), and the gates (COUNT).
 
     Channels and states that do not exist have gate 1 and write 0.
     """

@@ -1,12 +1,12 @@
-"""Where sequences are too few to fill the device: the states at which pieces of a sequence begin, and their adjoints.
+"""For sequences too few to fill the device: the states before pieces of a sequence, and their adjoints.
 
-A piece changes the states it begins with linearly, number by number:
+A piece maps the states before it to those after it, elementwise and affinely:
 
-    S <- P * S + X * M + S',   M <- g M + M'         P = prod a_t,  g = prod gamma_t,  X: what of M has gone into S
+    S <- P * S + X * M + S',   M <- g M + M'         P = prod a_t,  g = prod gamma_t,  X: the share of M in S
 
-One pass finds P, X, g and S', M' (where the piece ends from nothing) of all pieces at once, a short second one carries
-the states across them. The adjoints go the other way by the same P, X and g. This computes every gate once more, so it
-pays from three pieces on.
+One pass computes P, X, g and S', M' (the states after the piece from zero states) of all pieces at once; a short second
+pass carries the states across pieces. The adjoints go backward with the same P, X and g. This computes every gate once
+more, so it pays off from three pieces on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .common import LENGTHS, advance, lanes, load_exponent, load_steps, load_til
 
 
 class Summary(NamedTuple):
-    """What each piece does, float32: g `[pieces]`, the others `[pieces, D, N]`; backward, S and M are the adjoints."""
+    """The map of each piece, float32: g `[pieces]`, the others `[pieces, D, N]`; backward, S and M are adjoints."""
 
     S: Any
     M: Any
@@ -31,7 +31,7 @@ class Summary(NamedTuple):
 
 @triton.jit
 def forward_turn(inputs, t, sums, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """The summary of the piece so far with COUNT more steps behind it."""
+    """Extend the summary of a piece by COUNT steps after it."""
     S, M, P, X, g = sums
     steps = load_steps(inputs, t, lane, TILE, COUNT)
     S, M, a = advance(steps, S, M, A, TILE, COUNT)
@@ -44,7 +44,7 @@ def forward_turn(inputs, t, sums, A, lane, TILE: tl.constexpr, COUNT: tl.constex
 
 @triton.jit
 def backward_turn(inputs, dy, t, sums, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """The summary of the piece from its end, with COUNT more steps before it."""
+    """Extend the summary of a piece by COUNT steps before it."""
     dS, dM, P, X, g = sums
     d, _, d_mask, _ = lane
     steps = load_steps(inputs, t, lane, TILE, COUNT)
@@ -63,7 +63,7 @@ def backward_turn(inputs, dy, t, sums, A, lane, TILE: tl.constexpr, COUNT: tl.co
 
 @triton.jit
 def store_summary(summary, sums, lane, TILE: tl.constexpr):
-    """`sums` as this program's part of `summary`."""
+    """Store `sums` as this program's part of `summary`."""
     piece = tl.program_id(0).to(tl.int64)
     store_tile(summary.S, piece, sums[0], lane, TILE)
     store_tile(summary.M, piece, sums[1], lane, TILE)
@@ -74,7 +74,7 @@ def store_summary(summary, sums, lane, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def summarize(inputs, dy, summary, offsets, length, piece, pieces, TILE: tl.constexpr):
-    """The summary of every piece; with dy that of the adjoints. Grid: pieces, blocks of channels."""
+    """Compute the summary of every piece; with dy, that of the adjoints. Grid: pieces, blocks of channels."""
     lane = lanes(TILE)
     _, first, last, _ = steps_of(offsets, length, piece, pieces, TILE)
     A = load_exponent(inputs.A, lane, TILE)
@@ -99,7 +99,7 @@ def summarize(inputs, dy, summary, offsets, length, piece, pieces, TILE: tl.cons
 
 @triton.jit(do_not_specialize=["pieces"])
 def carry(outer, summary, inner, pieces, TILE: tl.constexpr, REVERSE: tl.constexpr):
-    """States at which each piece begins, from those of its sequence; REVERSE: adjoints at which each piece ends.
+    """Compute the states before each piece from those of its sequence; with REVERSE, the adjoints after each piece.
 
     Grid: sequences, blocks of channels.
     """

@@ -10,7 +10,7 @@ from .common import LENGTHS, advance, lanes, load_exponent, load_steps, load_til
 
 @triton.jit
 def read(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
-    """S and M after steps t to t + COUNT - 1, whose outputs go to y."""
+    """Run steps t to t + COUNT - 1: store their outputs in y, return S and M."""
     steps = load_steps(inputs, t, lane, TILE, COUNT)
     S, M, _ = advance(steps, S, M, A, TILE, COUNT)
     d, _, d_mask, _ = lane
@@ -22,9 +22,10 @@ def read(inputs, y, t, S, M, A, lane, TILE: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(inputs, start, y, end, saved, offsets, length, piece, pieces, TILE: tl.constexpr):
-    """y `[T, D]`, the last states, and with `saved` the states before every segment. Grid: pieces, blocks of channels.
+    """Compute y `[T, D]`, the last states, and the states `saved` before every segment.
 
-    `start` and `end` hold one S and M for each piece; `saved.M` may be None where there is no momentum.
+    `start` and `end` hold one S and M per piece; `saved.M` is None without momentum. Grid: pieces, blocks of
+    channels.
     """
     lane = lanes(TILE)
     _, first, last, checkpoint = steps_of(offsets, length, piece, pieces, TILE)

@@ -1,4 +1,4 @@
-"""One step of every sequence, for decoding: S and M are read and written once, in a single launch."""
+"""One decoding step of every sequence, in a single launch that reads and writes S and M once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .write_scale import scale_of, value_norm, vector_norm
 
 @triton.jit
 def step(inputs, before, y, after, TILE: tl.constexpr, SHAPE: tl.constexpr, WRITE: tl.constexpr):
-    """y `[sequences, D]` and the states after a step. Grid: sequences, blocks of channels.
+    """Compute y `[sequences, D]` and the states after a step. Grid: sequences, blocks of channels.
 
-    Every program takes the norm over all channels by itself: 4 D bytes from the cache, a fraction of its states.
+    Every program computes the norm over all channels itself: 4 D bytes from the cache, less than its states.
     """
     lane = lanes(TILE)
     t = tl.program_id(0).to(tl.int64)

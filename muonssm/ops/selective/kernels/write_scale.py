@@ -1,6 +1,6 @@
-"""The scale c_t of each step's write, whose norm goes over all channels, and the way back through it.
+"""The scale c_t of each step's write, whose norm is taken over all channels, and its gradient.
 
-The write is v_t B_t^T with v_t = dt_t x_t; `ops/triton/write.py` has the formulas. One program a step.
+The write is v_t B_t^T with v_t = dt_t x_t; `ops/triton/write.py` has the formulas. One program per step.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ...triton.write import TINY, write_scale, write_scale_backward
 
 
 class Write(NamedTuple):
-    """The write of a `Muon`, as numbers a kernel is compiled for."""
+    """The write of a `Muon`, as compile-time constants."""
 
-    STEPS: int  # of Newton-Schulz; 0 for the division alone, -1 for no normalisation
-    INSIDE: float  # tau inside the normalisation
+    STEPS: int  # of Newton-Schulz; 0 for the division by the norm only, -1 for no normalization
+    INSIDE: float  # tau inside the normalization
     OUTSIDE: float  # tau outside it
     DELTA: float
 
 
 class Norms(NamedTuple):
-    """Of each step, float32 `[T]`."""
+    """The scale and the norms of v and B for each step, float32 `[T]`."""
 
     scale: Any
     v: Any
@@ -31,7 +31,7 @@ class Norms(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a step's gradients are finished in, in the dtypes of the inputs; `dgamma` float32 `[T]`, or None."""
+    """The final gradients, in the dtypes of the inputs; `dgamma` is float32 `[T]` or None."""
 
     dx: Any
     ddt: Any
@@ -41,25 +41,25 @@ class Rows(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What the kernels here are compiled for."""
+    """Sizes, as compile-time constants."""
 
     D: int
     N: int
-    BLOCK_D: int  # channels of a turn
+    BLOCK_D: int  # channels of a loop iteration
     BLOCK_N: int
-    BLOCKS: int  # parts in which sums over channels come
-    BLOCK_PARTS: int  # parts of a turn
+    BLOCKS: int  # partial sums over channels
+    BLOCK_PARTS: int  # partial sums of a loop iteration
 
 
 @triton.jit
 def scale_of(v_norm, B_norm, WRITE: tl.constexpr):
-    """c of a step."""
+    """Compute c of a step."""
     return write_scale(B_norm, v_norm, v_norm * 0.0 + 1.0, WRITE.INSIDE, WRITE.OUTSIDE, WRITE.DELTA, WRITE.STEPS)
 
 
 @triton.jit
 def value_norm(x, dt, t, SHAPE: tl.constexpr):
-    """|dt_t x_t| over all channels, in units of the largest entry so far, so that no square overflows."""
+    """Compute |dt_t x_t| over all channels, in units of the largest entry so far, so that no square overflows."""
     largest = tl.full([], TINY, tl.float32)
     total = tl.full([], 0.0, tl.float32)
     for first in range(0, SHAPE.D, SHAPE.BLOCK_D):
@@ -76,7 +76,7 @@ def value_norm(x, dt, t, SHAPE: tl.constexpr):
 
 @triton.jit
 def vector_norm(v):
-    """|v|, in units of its largest entry."""
+    """Compute |v|, in units of its largest entry."""
     largest = tl.maximum(tl.max(tl.abs(v), axis=0), TINY)
     part = v / largest
     return largest * tl.sqrt(tl.sum(part * part, axis=0))
@@ -84,7 +84,7 @@ def vector_norm(v):
 
 @triton.jit
 def write_scales(x, dt, B, norms, SHAPE: tl.constexpr, WRITE: tl.constexpr):
-    """The scale of every step's write, and the two norms it came from. Grid: steps."""
+    """Compute the scale of every step's write and its two norms. Grid: steps."""
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SHAPE.BLOCK_N)
     v_norm = value_norm(x, dt, t, SHAPE)
@@ -96,7 +96,7 @@ def write_scales(x, dt, B, norms, SHAPE: tl.constexpr, WRITE: tl.constexpr):
 
 @triton.jit
 def narrow(value, pointer):
-    """`value` in the dtype of `pointer`; float16 saturates, since infinity times a zero mask is NaN further up."""
+    """Cast `value` to the dtype of `pointer`; float16 saturates, because infinity times a zero mask is NaN."""
     if pointer.dtype.element_ty == tl.float16:
         value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
     return value.to(pointer.dtype.element_ty)
@@ -104,7 +104,7 @@ def narrow(value, pointer):
 
 @triton.jit
 def sum_of_numbers(parts, t, SHAPE: tl.constexpr):
-    """The sum of `[T, BLOCKS]` over the blocks of channels, at step t."""
+    """Sum `[T, BLOCKS]` over the blocks of channels, at step t."""
     total = tl.full([SHAPE.BLOCK_PARTS], 0.0, tl.float32)
     for first in range(0, SHAPE.BLOCKS, SHAPE.BLOCK_PARTS):
         i = first + tl.arange(0, SHAPE.BLOCK_PARTS)
@@ -114,7 +114,7 @@ def sum_of_numbers(parts, t, SHAPE: tl.constexpr):
 
 @triton.jit
 def sum_of_rows(parts, t, SHAPE: tl.constexpr):
-    """The sum of `[T, BLOCKS, N]` over the blocks of channels, at step t."""
+    """Sum `[T, BLOCKS, N]` over the blocks of channels, at step t."""
     n = tl.arange(0, SHAPE.BLOCK_N)
     total = tl.full([SHAPE.BLOCK_PARTS, SHAPE.BLOCK_N], 0.0, tl.float32)
     for first in range(0, SHAPE.BLOCKS, SHAPE.BLOCK_PARTS):
@@ -126,7 +126,7 @@ def sum_of_rows(parts, t, SHAPE: tl.constexpr):
 
 @triton.jit
 def finish(inputs, norms, parts, out, SHAPE: tl.constexpr, WRITE: tl.constexpr):
-    """Gradients of x, dt, B, C and gamma from what `backward` left, through u = c dt x and through c. Grid: steps."""
+    """Compute the gradients of x, dt, B, C and gamma from the partial ones, through u = c dt x and c. Grid: steps."""
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SHAPE.BLOCK_N)
     dB = sum_of_rows(parts.dB, t, SHAPE)

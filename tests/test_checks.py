@@ -39,7 +39,7 @@ def test_integers_have_a_lower_bound():
             r"dropout must be a number in \[0, 1\), got 1",
         ),
         (lambda: check_bool("bias", 1), TypeError, "bias must be True or False, got 1"),
-        (lambda: check_choice("keep", "all", ("best", "last")), ValueError, "keep must be one of 'best', 'last', got 'all'"),
+        (lambda: check_choice("keep", "all", ("best", "last")), ValueError, "keep must be .*'last', got 'all'"),
         (lambda: check_choice("keep", 1, (True, False)), ValueError, "keep must be one of True, False, got 1"),
     ],
 )  # fmt: skip

@@ -53,11 +53,11 @@ class Sequences(NamedTuple):
 class Packing(NamedTuple):
     """The unpadded steps of a padded batch.
 
-    index       `[steps]`, their positions in the flattened batch
+    positions   `[steps]`, their indices in the flattened batch
     cu_seqlens  `[B + 1]`, bounds of each row's steps in the packed row
     """
 
-    index: Tensor
+    positions: Tensor
     cu_seqlens: Tensor
 
     @classmethod
@@ -70,11 +70,11 @@ class Packing(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """Gather `[B, L, D]` into the packed row `[1, steps, D]`."""
-        return x.flatten(0, 1).index_select(0, self.index)[None]
+        return x.flatten(0, 1).index_select(0, self.positions)[None]
 
     def unpack(self, y: Tensor, B: int, L: int) -> Tensor:
         """Scatter the packed row back to `[B, L, D]`, with zeros at padding."""
-        return y.new_zeros(B * L, y.shape[2]).index_copy(0, self.index, y[0]).view(B, L, -1)
+        return y.new_zeros(B * L, y.shape[2]).index_copy(0, self.positions, y[0]).view(B, L, -1)
 
 
 def reverse(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:

@@ -22,7 +22,8 @@ def paired_ratio(numerators: Scores, denominators: Scores) -> Interval:
     """The geometric mean of the ratio over pairs, with its 95% interval; scores that are zero are left out."""
     difference = paired_difference(_logarithms(numerators), _logarithms(denominators))
     bounds = (difference.mean, difference.low, difference.high)
-    return Interval(*(None if x is None else float(np.exp(x)) for x in bounds), difference.pairs)
+    mean, low, high = (None if x is None else float(np.exp(x)) for x in bounds)
+    return Interval(mean, low, high, difference.pairs)
 
 
 def _logarithms(scores: Scores) -> dict[Any, float | None]:

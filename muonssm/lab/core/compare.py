@@ -15,7 +15,7 @@ from typing import Any
 
 from .recipe import Recipe
 from .run_folder import RunFolder, as_json
-from .task import DataSplits, Metric
+from .task import DataSplits, Metric, PaperScores
 from .trainer import train
 
 VARIANTS = ("plain", "muon")
@@ -108,7 +108,7 @@ class Comparison:
     folds: int
     against: str | None
     runs: tuple[ComparedRun, ...]
-    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    paper: PaperScores = field(default_factory=dict)
 
     @property
     def variants(self) -> list[str]:
@@ -172,7 +172,8 @@ def compare(
     folder = RunFolder(output)
     settings = {"recipe": recipe.to_dict()}  # a comparison can be resumed with more seeds, folds or peers
     folder.check("comparison-settings.json", settings, resume)
-    runs, paper = [], {}
+    runs: list[ComparedRun] = []
+    paper: PaperScores = {}
     for fold in range(folds):
         data = recipe.task.with_fold(fold).load_data()
         folder.begin("comparison-settings.json", settings)  # only now: unreadable data leaves no folder behind
@@ -180,8 +181,8 @@ def compare(
         for seed in range(seeds):
             for variant in (*VARIANTS, *([against] if against else [])):
                 runs.append(_run(recipe, variant, seed, fold, data, folder))
-    told = {"seeds": seeds, "folds": folds, "against": against}
-    result = Comparison(recipe.task.title, recipe.task.metrics, **settings, **told, runs=tuple(runs), paper=paper)  # type: ignore[arg-type]
+    task, content = recipe.task, recipe.to_dict()
+    result = Comparison(task.title, task.metrics, content, seeds, folds, against, tuple(runs), paper)
     folder.write("comparison.json", result.to_dict())
     return Comparison.from_dict(folder.read("comparison.json"))
 

@@ -153,7 +153,7 @@ def _single_run(folder: RunFolder) -> Comparison:
     fold = getattr(getattr(recipe.task, "data", None), "fold", 0)
     run = ComparedRun(variant, recipe.training.seed, fold, ".", metrics["test"], metrics.get("extra_tests", {}))
     paper = recipe.task.paper_scores(folder.read("metadata.json"))
-    return Comparison(recipe.task.title, recipe.task.metrics, recipe.to_dict(), 1, 1, None, (run,), paper)  # type: ignore[arg-type]
+    return Comparison(recipe.task.title, recipe.task.metrics, recipe.to_dict(), 1, 1, None, (run,), paper)
 
 
 def _name(run: ComparedRun, runs: Sequence[ComparedRun]) -> str:

@@ -5,12 +5,14 @@ x, y [B, L, C];  weight [C, K];  bias [C];  tail [N, K - 1, C];  offsets [N + 1]
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import cpu_library, launch
+from ..custom_op import custom_op
 from ..dtypes import widen
 
 
@@ -50,7 +52,7 @@ def _forward(tensors: list[Tensor], offsets: Tensor, silu: bool) -> Tensor:
     return y
 
 
-convolution_native = torch.library.custom_op("muonssm::convolution_native", _forward, mutates_args=())
+convolution_native = custom_op("muonssm::convolution_native", _forward)
 
 
 @convolution_native.register_fake
@@ -58,7 +60,7 @@ def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
     return tensors[0].new_empty(tensors[0].shape)
 
 
-@torch.library.custom_op("muonssm::convolution_native_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::convolution_native_backward")
 def _convolution_native_backward(dy: Tensor, tensors: list[Tensor], offsets: Tensor, silu: bool) -> list[Tensor]:
     """Compute the gradients of x, weight, bias and tail."""
     dy = dy.contiguous()

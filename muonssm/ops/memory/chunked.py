@@ -19,12 +19,14 @@ is in docs/design/operator.md; the numbered steps of `run` follow it.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..custom_op import custom_op
 from .types import MemorySteps
 
 CHUNK, SHORT_CHUNK = 64, 16
@@ -206,7 +208,7 @@ def _diagonal_inverses(N: Tensor) -> Tensor:
 # specialize on, and the backward pass stores only the states.
 
 
-@torch.library.custom_op("muonssm::chunk_states", mutates_args=())
+@functools.partial(custom_op, "muonssm::chunk_states")
 def chunk_states(
     S: Tensor,
     M: Tensor,
@@ -241,7 +243,7 @@ def chunk_states(
     return S_all, M_all, W
 
 
-@torch.library.custom_op("muonssm::chunk_states_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::chunk_states_backward")
 def _chunk_states_backward(
     grads: list[Tensor], ends: list[Tensor], WS: Tensor | None, WM: Tensor | None, Kd: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

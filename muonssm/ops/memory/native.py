@@ -9,6 +9,7 @@ The kernels do casts, the scale of the write and packed sequences themselves: se
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, launch
+from ..custom_op import custom_op
 from ..decoding import is_direct_step
 from ..muon import Muon
 from ..state import MemoryState
@@ -163,7 +165,7 @@ def _forward(
     return y, S, M, S_saved, M_saved
 
 
-memory_native = torch.library.custom_op("muonssm::memory_native", _forward, mutates_args=())
+memory_native = custom_op("muonssm::memory_native", _forward)
 
 
 @memory_native.register_fake
@@ -174,7 +176,7 @@ def _(inputs, S0, M0, offsets, eta, momentum, write, save, step):  # type: ignor
     return v.new_empty(v.shape), *(beta.new_empty(shape) for shape in shapes)
 
 
-@torch.library.custom_op("muonssm::memory_native_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::memory_native_backward")
 def _memory_native_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

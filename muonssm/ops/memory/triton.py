@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import launch
+from ..custom_op import custom_op
 from ..muon import Muon
 from ..triton import config, support
 from .kernels import common
@@ -181,7 +182,7 @@ def _forward(
     return y, S, M
 
 
-memory_triton = torch.library.custom_op("muonssm::memory_triton", _forward, mutates_args=())
+memory_triton = custom_op("muonssm::memory_triton", _forward)
 
 
 @memory_triton.register_fake
@@ -191,7 +192,7 @@ def _(inputs, S0, M0, offsets, eta, momentum, write, step):  # type: ignore[no-u
     return torch.empty_like(v), *(v.new_empty(state, dtype=torch.float32) for _ in range(2))
 
 
-@torch.library.custom_op("muonssm::memory_triton_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::memory_triton_backward")
 def _memory_triton_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

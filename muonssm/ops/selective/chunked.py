@@ -13,11 +13,13 @@ which is the same two-state scan with S and M exchanged and time reversed.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..custom_op import custom_op
 from .scan import two_state_scan
 from .types import SelectiveSteps, retention
 
@@ -66,7 +68,7 @@ class _Chunk(NamedTuple):
         return dS.flip(1), dM.flip(1)
 
 
-@torch.library.custom_op("muonssm::selective_chunked", mutates_args=())
+@functools.partial(custom_op, "muonssm::selective_chunked")
 def selective_chunked(
     u: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, gamma: Tensor, mu: Tensor, S: Tensor, M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +84,7 @@ def selective_chunked(
     return tuple(x.contiguous() for x in results)  # type: ignore[return-value]
 
 
-@torch.library.custom_op("muonssm::selective_chunked_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::selective_chunked_backward")
 def _selective_chunked_backward(
     grads: list[Tensor], inputs: list[Tensor], A: Tensor | None, S_all: Tensor, M_all: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ The kernels do casts, the scale of the write and packed sequences themselves: se
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from .. import cpu_library, launch
 from ..cpu_library import CHANNEL_GROUP
+from ..custom_op import custom_op
 from ..dtypes import widen
 from ..muon import Muon
 
@@ -84,7 +86,7 @@ def _forward(
     return y, S, M, S_saved, M_saved
 
 
-selective_native = torch.library.custom_op("muonssm::selective_native", _forward, mutates_args=())
+selective_native = custom_op("muonssm::selective_native", _forward)
 
 
 @selective_native.register_fake
@@ -95,7 +97,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save, step):  # type: ignore[
     return x.new_empty(x.shape), *(gamma.new_empty(shape) for shape in shapes)
 
 
-@torch.library.custom_op("muonssm::selective_native_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::selective_native_backward")
 def _selective_native_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

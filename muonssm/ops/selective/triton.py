@@ -11,12 +11,14 @@ Half-precision inputs are converted in registers; states and sums are float32.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import launch
+from ..custom_op import custom_op
 from ..muon import Muon
 from ..triton import config, support
 from .kernels import bwd_scan as backward_kernels
@@ -178,7 +180,7 @@ def _scale(cut: _Cut, x: Tensor, dt: Tensor, B: Tensor, scales: Tensor) -> Tenso
     return scales[0]
 
 
-selective_triton = torch.library.custom_op("muonssm::selective_triton", _forward, mutates_args=())
+selective_triton = custom_op("muonssm::selective_triton", _forward)
 
 
 @selective_triton.register_fake
@@ -191,7 +193,7 @@ def _(inputs, A, S0, M0, offsets, momentum, write, save, step):  # type: ignore[
     return x.new_empty(x.shape), *(gamma.new_empty(s) for s in (*shapes, _scales_shape(x, write, step)))
 
 
-@torch.library.custom_op("muonssm::selective_triton_backward", mutates_args=())
+@functools.partial(custom_op, "muonssm::selective_triton_backward")
 def _selective_triton_backward(
     grads: list[Tensor],
     inputs: list[Tensor],

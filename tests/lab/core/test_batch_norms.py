@@ -83,7 +83,9 @@ def test_a_run_keeps_the_statistics_of_the_weights_it_keeps(changes, tmp_path, e
     data = recipe.task.load_data()
     with isolated_random_state(recipe.training.seed):
         parts = draw_batches(len(data.train), 40, 4 * recipe.training.batch_size)
-        recompute_statistics(model, (recipe.task.collate([data.train[i] for i in part], training=True) for part in parts))
+        recompute_statistics(
+            model, (recipe.task.collate([data.train[i] for i in part], training=True) for part in parts)
+        )
     assert batch_norms(model)
     torch.testing.assert_close(model.state_dict(), kept)
 

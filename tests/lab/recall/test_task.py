@@ -168,6 +168,7 @@ def small(*changes):
     return Recipe.load("recall", [*sizes, *changes])
 
 
+@pytest.mark.slow
 def test_mqar_is_learned(tmp_path):
     """Chance is 1/8; a model that knows the two values but not their keys reaches 1/2."""
     sizes = ["data.length=16", "data.pairs=2", "data.vocabulary=16", "data.train_examples=2000"]
@@ -180,7 +181,6 @@ def test_mqar_is_learned(tmp_path):
     assert evaluate(tmp_path / "run")["test"] == pytest.approx(metrics["test"])
 
 
-@pytest.mark.full
 def test_a_passkey_run_scores_further_lengths(tmp_path):
     sizes = [
         "data.problem=passkey",

@@ -150,9 +150,9 @@ def _load(path: Path, size: int | None) -> Tensor:
 def _save(image: Tensor, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     format_ = PIL_FORMATS.get(target.suffix.lower(), target.suffix[1:].upper())
-    with atomic(target) as part:
+    with atomic(target) as temporary:
         # The temporary file has another suffix, so the format is given.
-        to_pil(image).save(part, format_, **({"quality": JPEG_QUALITY} if format_ == "JPEG" else {}))
+        to_pil(image).save(temporary, format_, **({"quality": JPEG_QUALITY} if format_ == "JPEG" else {}))
 
 
 def _seed(seed: int, name: Path, corruption: str, severity: int) -> int:

@@ -46,8 +46,8 @@ def explain(
     for item in items:
         panels = [Panel("image", to_rgb(item.image)), *task.draw_predictions(item, runs)]
         written.append(folder / f"{item.name}.png")
-        with atomic(written[-1]) as part:
-            join_panels(panels).save(part, format="PNG")
+        with atomic(written[-1]) as temporary:
+            join_panels(panels).save(temporary, format="PNG")
     return written
 
 

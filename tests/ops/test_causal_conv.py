@@ -117,7 +117,8 @@ def test_forward_mode_and_vmap_use_torch():
     assert torch.allclose(per_row, causal_convolution(x, weight, bias).y)
 
 
-def test_custom_operator_is_registered_rightly():
+@pytest.mark.full
+def test_custom_operator_passes_opcheck():
     from muonssm.ops.causal_conv.native import convolution_native
 
     tensors = [normal(2, 9, 5), normal(5, 4), normal(5), normal(2, 3, 5)]

@@ -288,6 +288,7 @@ def test_torch_func_and_forward_mode_are_served_or_refused(operator):
             torch.func.jvp(refused, (x,), (direction,))
 
 
+@pytest.mark.full
 def test_portable_kernels_agree():
     """MUONSSM_ISA selects the code for machines without AVX2, in a separate process."""
     code = (

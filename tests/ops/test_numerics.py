@@ -18,7 +18,6 @@ from .cases import (
     call,
     difference,
     expected,
-    first_is_quick,
     make_inputs,
     results,
 )
@@ -137,14 +136,16 @@ def training_peak(operator: str, L: int) -> int:
     return peak_bytes(lambda: call(case, inputs, "chunked")[0].sum().backward())
 
 
-@first_is_quick("operator", OPERATORS)
+@pytest.mark.full
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_peak_memory_of_a_training_step_is_linear_in_length(operator):
     short, long = training_peak(operator, 1024), training_peak(operator, 8192)
     assert short > 0
     assert long < 8.8 * short
 
 
-@first_is_quick("operator", OPERATORS)
+@pytest.mark.full
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_chunked_compiles_as_one_graph_and_serves_new_lengths(operator):
     from torch._dynamo.testing import CompileCounter
 

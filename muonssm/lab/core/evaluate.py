@@ -52,7 +52,9 @@ def score_split(
     own = [*batches, *batches[:1] * missing][rank::processes]
     counts = len(batches[rank::processes])
     model.eval()
-    loader = DataLoader(split, batch_sampler=own, collate_fn=functools.partial(task.collate, training=False))
+    collate = functools.partial(task.collate, training=False)
+    generator = None if task.eval_draws_random else torch.Generator()
+    loader = DataLoader(split, batch_sampler=own, collate_fn=collate, generator=generator)
     for number, items in enumerate(loader):
         batch = to_device(items)
         outputs = model(**batch)

@@ -84,6 +84,7 @@ class DetectionTask(ImageTask):
         "heads": Heads,
         "muon": Muon,
     }
+    eval_draws_random: ClassVar[bool] = False
     analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(f"{shape}_{stat}", f"{title} ({shape})", "%", True)

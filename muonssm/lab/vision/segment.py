@@ -109,6 +109,7 @@ class SegmentationTask(ImageTask):
         "decoder": Decoder,
         "muon": Muon,
     }
+    eval_draws_random: ClassVar[bool] = False
     analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "gradients", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("miou", "mIoU", "%", True),

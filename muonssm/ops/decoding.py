@@ -10,25 +10,21 @@ single-step form for it. The three functions go from the shape alone to everythi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .tracing import is_transformed
+from .tracing import is_transformed_eagerly
 
-# `map` with these stays in C: a decoding step takes some ten microseconds, and its checks count.
-_requires_grad = operator.attrgetter("requires_grad")
-_is_cpu = operator.attrgetter("is_cpu")
 _ORDINARY = frozenset({Tensor, torch.nn.Parameter})
 
 
 def is_one_step(length: int, packed: bool) -> bool:
     """Return whether every sequence of a call has exactly one time step.
 
-    Packed sequences never count: their lengths are data, and one of them may be empty.
+    Packed sequences never count: their lengths are data, and one of them can be empty.
     """
     return length == 1 and not packed
 
@@ -39,15 +35,18 @@ def is_decoding_step(length: int, packed: bool, recorded: bool) -> bool:
 
 
 def is_direct_step(tensors: Sequence[Any], packed: bool = False) -> bool:
-    """Return whether `tensors` are a decoding step that may go straight to a C++ kernel.
+    """Return whether `tensors` are a decoding step that can go straight to a C++ kernel.
 
     `tensors[0]` is the input `[B, L, ...]`. All must be ordinary CPU tensors without gradients, outside compilation
     and torch.func. Shapes, dtypes and values are not checked.
     """
-    if torch.compiler.is_compiling() or not _ORDINARY.issuperset(map(type, tensors)) or not all(map(_is_cpu, tensors)):
+    if torch.compiler.is_compiling():
         return False
+    for tensor in tensors:  # a step takes some ten microseconds, so this loop has to be short
+        if type(tensor) not in _ORDINARY or not tensor.is_cpu:
+            return False
     shape = tensors[0].shape
-    recorded = torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if len(shape) < 2 or not is_decoding_step(shape[1], packed, recorded):
         return False
-    return not is_transformed()
+    return not is_transformed_eagerly()

@@ -10,8 +10,11 @@ import torch
 
 def is_transformed() -> bool:
     """Return whether torch.func or forward-mode differentiation surrounds this call."""
-    if torch.compiler.is_compiling():
-        return False
+    return not torch.compiler.is_compiling() and is_transformed_eagerly()
+
+
+def is_transformed_eagerly() -> bool:
+    """Return the same for a call that is known not to be compiled."""
     return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 

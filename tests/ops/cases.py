@@ -1,21 +1,24 @@
-"""Inputs, tolerances and comparisons shared by the operator tests."""
+"""Inputs, tolerances, comparisons and parameter combinations shared by the operator tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise, product
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from muonssm.ops import IMPLEMENTATIONS, MemoryState, Muon, muon_memory, muon_selective_scan
 
-# Relative RMS difference to the float64 reference, by the dtype of the inputs. Loosening one is a commit of its own.
+# Largest relative RMS difference to the float64 reference, by dtype of the inputs. Change one only in its own commit.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
-IMPLS = tuple(name for name in IMPLEMENTATIONS if name != "triton")  # which has no float64: see test_triton.py
+IMPLS = tuple(name for name in IMPLEMENTATIONS if name != "triton")  # triton has no float64: see test_triton.py
 OPERATORS = ("memory", "selective", "longhorn")
 LENGTHS = (1, 63, 64, 65, 100)
 MUONS = {
@@ -30,9 +33,47 @@ MUONS = {
 }
 
 
+def all_combinations(*, indirect: Sequence[str] = (), **axes: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by the product of `axes`; mark `full` what a quick run does not need.
+
+    A quick run has every pair of values of two axes at least once, in a greedy selection of combinations.
+    """
+    values = {name: list(choices) for name, choices in axes.items()}
+    every = list(product(*(range(len(choices)) for choices in values.values())))
+    quick = _covering(every)
+    parameters = []
+    for indices in every:
+        chosen = [choices[i] for choices, i in zip(values.values(), indices, strict=True)]
+        marks = () if indices in quick else pytest.mark.full
+        parameters.append(pytest.param(*chosen, id="-".join(map(str, chosen)), marks=marks))
+    return pytest.mark.parametrize(tuple(values), parameters, indirect=list(indirect))
+
+
+def _covering(every: list[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Return combinations that contain every pair (every value, if there is one axis) that occurs in `every`."""
+    size = min(2, len(every[0]))
+    pairs = {one: set(combinations(enumerate(one), size)) for one in every}
+    missing = set().union(*pairs.values())
+    quick = set()
+    while missing:
+        best = max(every, key=lambda one: len(pairs[one] & missing))
+        quick.add(best)
+        missing -= pairs[best]
+    return quick
+
+
+def first_is_quick(name: str, values: Iterable[Any], **options: Any) -> pytest.MarkDecorator:
+    """Parametrize a test by `values`; mark all but the first `full`."""
+    first, *rest = values
+    return pytest.mark.parametrize(name, [first, *(pytest.param(x, marks=pytest.mark.full) for x in rest)], **options)
+
+
 @dataclass(frozen=True)
 class Case:
-    """One problem, down to the seed. `lengths` has one sequence a batch row, or packs them all into one row."""
+    """One call of an operator, with the seed of its inputs.
+
+    `lengths` has one length per batch row (all equal), or the lengths of sequences packed into one row.
+    """
 
     operator: str = "memory"
     lengths: tuple[int, ...] = (65, 65)
@@ -52,7 +93,7 @@ class Case:
 
 
 def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Every tensor of the case, rounded to `dtype`; the states are never below float32."""
+    """Return all tensors of the case, rounded to `dtype`; states are at least float32."""
     generator = torch.Generator().manual_seed(case.seed)
 
     def normal(*shape: int) -> Tensor:
@@ -89,7 +130,7 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Ten
 
 
 def call(case: Case, inputs: dict[str, Tensor], impl: str) -> tuple[Tensor, MemoryState]:
-    """The operator of the case on `inputs`."""
+    """Call the operator of the case on `inputs`."""
     muon = replace(case.muon, gamma=inputs["gamma"]) if "gamma" in inputs else case.muon
     state = MemoryState(inputs["S"], inputs["M"]) if "S" in inputs else None
     common = {"muon": muon, "state": state, "cu_seqlens": case.cu_seqlens, "impl": impl}
@@ -101,7 +142,7 @@ def call(case: Case, inputs: dict[str, Tensor], impl: str) -> tuple[Tensor, Memo
 
 
 def results(case: Case, inputs: dict[str, Tensor], impl: str, gradients: bool = True) -> dict[str, Tensor]:
-    """Output, final states and, by name, the gradient of a fixed random functional of all three in every input."""
+    """Return y, the last S and M, and the gradients of a fixed random weighting of all three, by name."""
     leaves = {name: x.detach().clone().requires_grad_(gradients) for name, x in inputs.items()}
     y, state = call(case, leaves, impl)
     found = {"y": y.detach(), "S_end": state.S.detach(), "M_end": state.M.detach()}
@@ -120,9 +161,9 @@ def weights(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def expected(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What the float64 reference says of the case's inputs after they were rounded to `dtype`.
+    """Return the results of the float64 reference on the case's inputs, after rounding them to `dtype`.
 
-    Packed sequences are computed each alone and put together again, so this knows nothing of packing.
+    Packed sequences are computed one by one, without packing.
     """
     inputs = {name: x.double() for name, x in make_inputs(case, dtype).items()}
     leaves = {name: x.requires_grad_() for name, x in inputs.items()}
@@ -135,7 +176,7 @@ def expected(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def each_alone(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, MemoryState]:
-    """The packed case as so many calls with one sequence each."""
+    """Compute a packed case with one call per sequence."""
     constant = {"A"} | ({"gamma"} if case.gamma == "head" else set())
     outputs, states = [], []
     for i, (start, end) in enumerate(pairwise(case.cu_seqlens.tolist())):
@@ -148,7 +189,7 @@ def each_alone(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, MemorySta
         y, state = call(replace(case, packed=False, lengths=(end - start,)), one, "reference")
         outputs.append(y)
         states.append(state)
-    return torch.cat(outputs, dim=1), MemoryState(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+    return torch.cat(outputs, dim=1), MemoryState(*(torch.cat(ends) for ends in zip(*states, strict=True)))
 
 
 def rms(x: Tensor) -> float:
@@ -156,13 +197,13 @@ def rms(x: Tensor) -> float:
 
 
 def difference(found: Tensor, wanted: Tensor) -> float:
-    """Relative RMS difference; absolute where the wanted values vanish (a gradient that is zero by cancellation)."""
+    """Return the relative RMS difference; the absolute one if the wanted values vanish (a gradient that cancels)."""
     scale = rms(wanted)
     return rms(found.double() - wanted.double()) / (scale if scale > 1e-12 else 1.0)
 
 
 def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
-    """All of them at once, so that a failure shows which results are off and by how much."""
+    """Compare all results at once, so that a failure shows which ones differ and by how much."""
     assert found.keys() == wanted.keys()
     for name in found:
         assert found[name].shape == wanted[name].shape, name

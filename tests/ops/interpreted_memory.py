@@ -1,6 +1,6 @@
-"""`muon_memory`'s Triton kernels against the float64 reference: run under the interpreter by test_triton.py.
+"""Compare the Triton kernels of `muon_memory` with the float64 reference, under the interpreter.
 
-The common cases in small sizes: an interpreted chunk of one head takes about a second, forward and backward.
+test_triton.py runs this. Cases are small: an interpreted chunk of one head takes about a second, forward and backward.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def test_equals_the_float64_reference(layout, eta, dtype):
 
 
 def test_bfloat16_inputs_equal_the_reference():
-    """Their products in float32: the interpreter computes bfloat16 wrongly."""
+    """Products are in float32 here: the interpreter computes bfloat16 incorrectly."""
     check(Case(lengths=(65,), heads=1), torch.bfloat16)
 
 
 def test_half_precision_operands_stay_within_bfloat16s_tolerance(monkeypatch):
-    """Tiles and everything between kernels rounded to float16: where a GPU has bfloat16, which has fewer digits."""
+    """Round tiles and intermediate tensors to float16, as a GPU does to bfloat16, which has fewer digits."""
     monkeypatch.setattr(support, "operand_dtype", lambda dtype, architecture: torch.float16)
     check(Case(lengths=(100,), heads=1), torch.float16, TOLERANCE[torch.bfloat16])
 

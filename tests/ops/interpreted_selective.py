@@ -1,7 +1,7 @@
-"""The selective scan's Triton kernels against the float64 reference, under the interpreter: see test_triton_selective.
+"""Compare the Triton kernels of the selective scan with the float64 reference, under the interpreter.
 
-Small sizes: an interpreted step takes some thirty milliseconds. So that few steps cross a checkpoint, these lie eight
-steps apart here.
+test_triton_selective.py runs this. Cases are small: an interpreted step takes some thirty milliseconds. Checkpoints are
+eight steps apart here, so that few steps cross one.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def test_in_pieces(operator, pieces):
 
 
 def test_packed_in_pieces_without_momentum(pieces):
-    """Where a sequence has fewer pieces than the longest, the states pass through those that are empty."""
+    """If a sequence has fewer pieces than the longest one, its states pass through the empty pieces."""
     check(Case(operator="selective", lengths=(10, 3, 0, 17), packed=True, muon=Muon.off(), gamma="float"))
 
 
 @pytest.mark.parametrize("muon", ["off", "five_steps_below_delta"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_single_step_kernel(operator, muon):
-    """Without gradients one step has a kernel of its own; carried from step to step it equals the whole."""
+    """Without gradients one step has its own kernel; step by step equals the whole sequence."""
     case = Case(operator=operator, muon=MUONS[muon], gamma="float", lengths=(4, 4))
     inputs = make_inputs(case, torch.float32)
     wanted = {name: expected(case, torch.float32)[name] for name in ("y", "S_end", "M_end")}
@@ -108,7 +108,7 @@ def test_single_step_kernel(operator, muon):
 
 
 def test_zero_writes_have_finite_gradients():
-    """Padding: x, dt and B all zero, where the norms vanish."""
+    """Padding has x, dt and B all zero, so that the norms vanish."""
     case = Case(operator="selective", lengths=(3, 3))
     inputs = {name: x * 0 if name in ("x", "dt", "B") else x for name, x in make_inputs(case, torch.float16).items()}
     assert all(x.isfinite().all() for x in results(case, inputs, "triton").values())

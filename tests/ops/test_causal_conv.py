@@ -1,4 +1,4 @@
-"""The short causal convolution: the kernel against torch's own, and both against splitting and packing."""
+"""The short causal convolution: kernel and torch against `conv1d`, splits and packed sequences."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.autograd import gradcheck
 from muonssm.ops import cpu_library
 from muonssm.ops.causal_conv import causal_convolution
 
-from .cases import TOLERANCE
+from .cases import TOLERANCE, all_combinations
 
-C = 70  # more than one group of the kernel, and not whole vectors
+C = 70  # more than one group of channels of the kernel, and not a multiple of a vector
 
 
 @pytest.fixture(params=["native", "shifts"])
 def impl(request, monkeypatch):
-    """The kernel, or what runs where there is none."""
+    """The C++ kernel, or the torch code that runs without it."""
     if request.param == "shifts":
         monkeypatch.setattr(cpu_library, "unavailable", lambda: "switched off")
     else:
@@ -32,7 +32,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
 
 
 def expected(x, weight, bias, tail, activation):
-    """torch's `conv1d` in float64."""
+    """Compute torch's `conv1d` in float64."""
     row = torch.cat([tail, x], dim=1).double().mT
     y = F.conv1d(row, weight.double(), bias.double(), groups=weight.shape[0]).mT
     return F.silu(y) if activation else y
@@ -42,10 +42,14 @@ def off(found, wanted):
     return ((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-9)).item()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("K", [1, 2, 4, 7])
-@pytest.mark.parametrize("L", [1, 3, 64, 65, 150])
-@pytest.mark.parametrize("activation", ["silu", None])
+@all_combinations(
+    indirect=["impl"],
+    impl=["native", "shifts"],
+    dtype=TOLERANCE,
+    K=[1, 2, 4, 7],
+    L=[1, 3, 64, 65, 150],
+    activation=["silu", None],
+)
 def test_equals_torch_convolution_with_gradients(impl, dtype, K, L, activation):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     x = normal(2, L, C + 9, dtype=dtype).requires_grad_()
@@ -113,7 +117,8 @@ def test_forward_mode_and_vmap_use_torch():
     assert torch.allclose(per_row, causal_convolution(x, weight, bias).y)
 
 
-def test_custom_operator_is_registered_rightly():
+@pytest.mark.full
+def test_custom_operator_passes_opcheck():
     from muonssm.ops.causal_conv.native import convolution_native
 
     tensors = [normal(2, 9, 5), normal(5, 4), normal(5), normal(2, 3, 5)]

@@ -1,4 +1,4 @@
-"""Every implementation of both operators against the float64 reference, and the reference against the paper."""
+"""Compare every implementation of both operators with the float64 reference, and the reference with the paper."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ import torch
 
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
 
-from .cases import IMPLS, LENGTHS, MUONS, OPERATORS, TOLERANCE, Case, assert_close, call, expected, make_inputs, results
+from .cases import (
+    IMPLS,
+    LENGTHS,
+    MUONS,
+    OPERATORS,
+    TOLERANCE,
+    Case,
+    all_combinations,
+    assert_close,
+    call,
+    expected,
+    first_is_quick,
+    make_inputs,
+    results,
+)
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["rows", "rows_from_zero", "packed"])
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("operator", [*OPERATORS, "memory_eta0"])
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(
+    impl=IMPLS,
+    operator=[*OPERATORS, "memory_eta0"],
+    length=LENGTHS,
+    layout=["rows", "rows_from_zero", "packed"],
+    dtype=DTYPES,
+)
 def test_equals_the_float64_reference(impl, operator, length, layout, dtype):
     case = Case(
         operator=operator.removesuffix("_eta0"),
@@ -31,17 +47,13 @@ def test_equals_the_float64_reference(impl, operator, length, layout, dtype):
     assert_close(found, expected(case, dtype), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("gamma", ["float", "head"])
-@pytest.mark.parametrize("muon", MUONS)
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, operator=OPERATORS, muon=MUONS, gamma=["float", "head"])
 def test_every_setting_equals_the_reference(impl, operator, muon, gamma):
     case = Case(operator=operator, muon=MUONS[muon], gamma=gamma, lengths=(70, 70))
     assert_close(results(case, make_inputs(case), impl), expected(case, torch.float64), TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, operator=OPERATORS)
 def test_float16_equals_the_reference(impl, operator):
     case = Case(operator=operator, gamma="float")
     found = results(case, make_inputs(case, torch.float16), impl)
@@ -51,7 +63,7 @@ def test_float16_equals_the_reference(impl, operator):
 
 @pytest.mark.parametrize("muon", MUONS)
 def test_reference_is_equations_3_and_4_with_the_dense_operator(muon):
-    """The recurrence spelled out with d x m matrices and Definition 1, sharing no code with the closed form."""
+    """Spell out the recurrence with d x m matrices and Definition 1; it shares no code with the closed form."""
     muon = MUONS[muon]
     case = Case(muon=muon, gamma="float", lengths=(9, 9))
     i = make_inputs(case)
@@ -101,10 +113,10 @@ def dense_write(X: torch.Tensor, muon: Muon) -> torch.Tensor:
     return newton_schulz(muon.tau * X, steps, muon.delta)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("operator", [*OPERATORS, "memory_eta0"])
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(operator=[*OPERATORS, "memory_eta0"], packed=[False, True])
+@first_is_quick("impl", IMPLS)
 def test_gradcheck(impl, operator, packed):
+    """Quick runs check the reference; the tests above compare the gradients of the others with it."""
     case = Case(
         operator=operator.removesuffix("_eta0"),
         eta=0.0 if operator.endswith("_eta0") else 1.0,
@@ -112,7 +124,7 @@ def test_gradcheck(impl, operator, packed):
         packed=packed,
         d=3,
         m=2,
-        muon=Muon(delta=0.3),  # some writes below the floor, some above
+        muon=Muon(delta=0.3),  # some writes are below delta, some above
     )
     inputs = make_inputs(case)
     names = list(inputs)

@@ -1,4 +1,4 @@
-"""The C++ kernels beyond what all implementations share: compilation, threads, memory, decoding, other machines."""
+"""The C++ kernels: the library's interface, threads, memory, compilation, decoding, other instruction sets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,23 @@ from muonssm.ops.memory.native import memory_native
 from muonssm.ops.selective.chunked import selective_chunked
 from muonssm.ops.selective.native import selective_native
 
-from .cases import OPERATORS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
+from .cases import (
+    OPERATORS,
+    TOLERANCE,
+    Case,
+    all_combinations,
+    assert_close,
+    call,
+    difference,
+    expected,
+    first_is_quick,
+    make_inputs,
+    results,
+)
 
 
 def test_the_kernels_are_built_here():
-    """Everything below would be void without them; a machine for tests has a compiler."""
+    """Tests need a compiler: without the kernels most tests below would be void."""
     assert cpu_library.unavailable() is None
     assert cpu_library.isa() in ("portable", "avx2", "avx512")
 
@@ -51,8 +63,7 @@ def test_every_argument_struct_of_a_kernel_is_checked():
     assert cpu_library.Write in cpu_library.STRUCTS
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("operator", OPERATORS)
+@all_combinations(operator=OPERATORS, packed=[False, True])
 def test_gradients_do_not_depend_on_the_number_of_threads_or_the_run(operator, packed):
     case = Case(operator=operator, lengths=(70, 70, 70, 70), packed=packed, d=150, heads=3)
     inputs = make_inputs(case, torch.float32)
@@ -66,9 +77,9 @@ def test_gradients_do_not_depend_on_the_number_of_threads_or_the_run(operator, p
         assert all(torch.equal(found[0][name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@first_is_quick("operator", OPERATORS)
 def test_extra_memory_of_a_training_step(operator):
-    """At most twice the inputs plus a state for every 64 steps, on top of the output and the gradients."""
+    """It needs at most twice the inputs plus a state per 64 steps, in addition to the output and the gradients."""
     case = Case(operator=operator, lengths=(2048,), heads=4, d=64, m=64, gamma="float", initial_state=False)
     inputs = {name: x.requires_grad_() for name, x in make_inputs(case, torch.float32).items()}
     size = sum(x.numel() * 4 for x in inputs.values())
@@ -78,7 +89,7 @@ def test_extra_memory_of_a_training_step(operator):
     assert peak <= outputs + 2 * size + states
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@first_is_quick("operator", OPERATORS)
 def test_compiles_as_one_graph_and_serves_new_lengths(operator):
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -103,7 +114,7 @@ def test_compiles_as_one_graph_and_serves_new_lengths(operator):
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@first_is_quick("operator", OPERATORS)
 def test_exports_with_a_dynamic_length(operator):
     case = Case(operator=operator, gamma="float", initial_state=False, lengths=(70, 70))
     inputs = make_inputs(case, torch.float32)
@@ -124,22 +135,23 @@ def test_exports_with_a_dynamic_length(operator):
 
 
 def permuted(x: torch.Tensor) -> torch.Tensor:
-    """The same values in another layout, as a transposed convolution leaves them."""
+    """Return the same values in another memory layout."""
     return x.transpose(-1, 1).contiguous().transpose(-1, 1)
 
 
 CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", "test_autograd_registration")
 
 
-def test_operators_keep_torchs_rules():
-    """Schemas, fakes and autograd registrations agree with what the operators do, also for permuted inputs."""
+@pytest.mark.full
+def test_operators_pass_opcheck():
+    """Schemas, fakes and autograd registrations agree with the operators, also for permuted inputs."""
     i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
     offsets, write = torch.tensor([0, 70, 140]), launch.write_numbers(Muon())
     inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
     torch.library.opcheck(
         memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True, False), test_utils=CHECKS
     )
-    selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group: all of what is saved is written
+    selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group of channels
     s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
     inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
     torch.library.opcheck(
@@ -157,14 +169,16 @@ def test_operators_keep_torchs_rules():
     torch.library.opcheck(chunk_states, arguments, test_utils=CHECKS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [{"d": 8, "m": 16}, {"d": 7, "m": 5}, {"d": 1, "m": 1}], ids=str)
+@all_combinations(
+    shape=[{"d": 8, "m": 16}, {"d": 7, "m": 5}, {"d": 1, "m": 1}],
+    dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16],
+)
 def test_a_decoding_step_is_a_sequence_of_one(shape, dtype):
     case = Case(lengths=(1, 1), gamma="float", **shape)
     i = make_inputs(case, dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     gates = [i[name].to(wide) for name in ("log_alpha", "beta")]
-    y, state = muon_memory(i["q"], i["k"], i["v"], *gates, state=MemoryState(i["S"], i["M"]))  # the short way
+    y, state = muon_memory(i["q"], i["k"], i["v"], *gates, state=MemoryState(i["S"], i["M"]))  # takes the shortcut
     wanted = expected(case, dtype)
     found = {"y": y, "S_end": state.S, "M_end": state.M}
     assert y.dtype == dtype
@@ -172,7 +186,7 @@ def test_a_decoding_step_is_a_sequence_of_one(shape, dtype):
 
 
 def test_a_decoding_step_goes_straight_to_its_kernel(monkeypatch):
-    """Neither validation nor dispatch is on the way of a step that matches an earlier one."""
+    """A step like an earlier one needs neither validation nor dispatch."""
     i = make_inputs(Case(lengths=(1, 1), gamma="float"), torch.float32)
     step, state = [i[name] for name in ("q", "k", "v", "log_alpha", "beta")], MemoryState(i["S"], i["M"])
     wanted, _ = muon_memory(*step, state=state)
@@ -256,7 +270,7 @@ def scalar_loss(operator: str, impl: str):
 
 @pytest.mark.parametrize("operator", ["memory", "selective"])
 def test_torch_func_and_forward_mode_are_served_or_refused(operator):
-    """`auto` turns to an implementation made of torch's own operations; ours refuse instead of dropping tangents."""
+    """`auto` takes an implementation of torch's own operations; the others raise instead of dropping tangents."""
     loss, x = scalar_loss(operator, "auto")
     gradient = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
     x = x.detach()
@@ -274,8 +288,9 @@ def test_torch_func_and_forward_mode_are_served_or_refused(operator):
             torch.func.jvp(refused, (x,), (direction,))
 
 
+@pytest.mark.full
 def test_portable_kernels_agree():
-    """The code for machines without AVX2: asked for by MUONSSM_ISA, in a process of its own."""
+    """MUONSSM_ISA selects the code for machines without AVX2, in a separate process."""
     code = (
         "from tests.ops.cases import *\n"
         "from muonssm.ops import cpu_library\n"
@@ -294,7 +309,7 @@ def test_portable_kernels_agree():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gates_of_the_selective_scan_are_exact_exponentials(dtype):
-    """The vectorised exp, seen through one step from S = 1: a few units in the last place, zero where it underflows."""
+    """One step from S = 1 shows the vectorized exp: accurate to a few units in the last place, zero on underflow."""
     x = -torch.cat((torch.linspace(0, 100, 4001), torch.logspace(-8, 4, 200))).to(dtype)
     D = len(x)
     zero, one = torch.zeros(1, 1, D, dtype=dtype), torch.ones(1, 1, 1, dtype=dtype)
@@ -308,7 +323,7 @@ def test_gates_of_the_selective_scan_are_exact_exponentials(dtype):
 
 
 def test_half_precision_is_rounded_as_torch_rounds_it():
-    """Every float16 and bfloat16 through a memory that hands its value on: S q with one column and a plain write."""
+    """Send every float16 and bfloat16 through a memory that returns its value: one column and a plain write."""
     for dtype in (torch.float16, torch.bfloat16):
         every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
         every = every[every.isfinite()]
@@ -324,7 +339,7 @@ def test_half_precision_is_rounded_as_torch_rounds_it():
 
 
 def test_difference_to_the_reference_is_small_where_keys_repeat_and_beta_is_large():
-    """DeltaNet with negative eigenvalues (beta up to 2) and identical keys: a chunk's system is ill-conditioned."""
+    """With DeltaNet's negative eigenvalues (beta up to 2) and equal keys, the system of a chunk is ill-conditioned."""
     L = 256
     k = torch.nn.functional.normalize(torch.ones(1, L, 1, 8), dim=-1)
     v = torch.randn(1, L, 1, 4, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The closed form of the write against the dense operator of Definition 1, in value and gradient."""
+"""Compare the closed form of the write with the dense operator of Definition 1, in value and gradient."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from muonssm.ops import Muon, muon_memory, newton_schulz
 from muonssm.ops.newton_schulz import write_scale
 
+from .cases import all_combinations
 from .test_dispatch import MUONS, dense_write
 
 
@@ -24,7 +25,7 @@ def problem(scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 @pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-5])
 @pytest.mark.parametrize("name", MUONS)
 def test_closed_form_equals_the_dense_operator(name, scale):
-    """To 1e-12 in value, and in gradient relative to the gradient of v (that of beta cancels to zero)."""
+    """They agree to 1e-12 in value, and in gradient relative to its natural size (that of beta cancels to zero)."""
     muon, (k, v, beta) = MUONS[name], problem(scale)
     closed = write_scale(k, v, beta, muon)[..., None, None] * v[..., None] * k[..., None, :]
     dense = dense_write(beta[..., None, None] * v[..., None] * k[..., None, :], muon)
@@ -32,7 +33,7 @@ def test_closed_form_equals_the_dense_operator(name, scale):
     weight = torch.randn(dense.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     by_closed, by_dense = (torch.autograd.grad((x * weight).sum(), (k, v, beta)) for x in (closed, dense))
     for c, d, x in zip(by_closed, by_dense, (k, v, beta), strict=True):
-        # The natural size of a gradient is value / input; where it cancels, rounding is all there is to compare.
+        # The natural size of a gradient is value / input; a gradient that cancels is rounding error only.
         size = max(d.abs().max().item(), (dense.abs().max() / x.abs().max()).item())
         torch.testing.assert_close(c, d, rtol=0, atol=1e-12 * size)
 
@@ -52,9 +53,11 @@ def test_negative_beta_turns_the_write_around():
     torch.testing.assert_close(write_scale(k, v, -beta, Muon()), -write_scale(k, v, beta, Muon()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("zero", ["k", "v", "beta"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("impl", ["reference", "scan", "chunked"])
+@all_combinations(
+    impl=["reference", "scan", "chunked"],
+    dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    zero=["k", "v", "beta"],
+)
 def test_zero_write_is_exactly_zero_with_finite_gradients(impl, dtype, zero):
     generator = torch.Generator().manual_seed(0)
     tensors = {n: torch.randn(1, 4, 2, s, generator=generator).to(dtype) for n, s in (("q", 5), ("k", 5), ("v", 7))}
@@ -69,9 +72,9 @@ def test_zero_write_is_exactly_zero_with_finite_gradients(impl, dtype, zero):
     assert all(x.grad.isfinite().all() for x in leaves)
 
 
-def test_huge_and_tiny_values_are_normalised_alike():
+def test_huge_and_tiny_values_are_normalized_alike():
     k, v = torch.tensor([3.0, 4.0]), torch.tensor([1.0, 2.0, 2.0])
-    for scale in (1e-4, 1.0, 1e12, 1e30):  # squares of the last overflow in float32
+    for scale in (1e-4, 1.0, 1e12, 1e30):  # the squares of 1e30 overflow in float32
         u = write_scale(k, scale * v, torch.ones(()), Muon()) * scale * v
         torch.testing.assert_close(u[:, None] * k, 0.701 * (v / 3)[:, None] * (k / 5), rtol=1e-5, atol=1e-7)
 

@@ -8,11 +8,23 @@ import torch
 from muonssm.lab.bench.measure import peak_bytes
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 
-from .cases import IMPLS, OPERATORS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
+from .cases import (
+    IMPLS,
+    OPERATORS,
+    TOLERANCE,
+    Case,
+    all_combinations,
+    assert_close,
+    call,
+    difference,
+    expected,
+    make_inputs,
+    results,
+)
 
 
 def extreme(case: Case, **values: float) -> dict[str, torch.Tensor]:
-    """The case's inputs with every third step of some of them set to an extreme value."""
+    """Return the case's inputs with every third step of some of them set to an extreme value."""
     inputs = make_inputs(case)
     for name, value in values.items():
         inputs[name][:, ::3] = value
@@ -32,8 +44,7 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("name", EXTREMES)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, name=EXTREMES)
 def test_extreme_gates_are_exact_with_finite_gradients(impl, name):
     case = Case(lengths=(100, 100))
     inputs = extreme(case, **EXTREMES[name])
@@ -43,10 +54,7 @@ def test_extreme_gates_are_exact_with_finite_gradients(impl, name):
     assert_close(found, wanted, TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize(
-    "values", [{"dt": 0.0}, {"dt": 1e4}, {"gamma": 0.0}, {"gamma": 1.0}, {"x": 0.0}, {"B": 0.0}], ids=str
-)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, values=[{"dt": 0.0}, {"dt": 1e4}, {"gamma": 0.0}, {"gamma": 1.0}, {"x": 0.0}, {"B": 0.0}])
 def test_extreme_gates_of_the_selective_scan(impl, values):
     case = Case(operator="selective", lengths=(100, 100))
     inputs = extreme(case, **values)
@@ -55,11 +63,9 @@ def test_extreme_gates_of_the_selective_scan(impl, values):
     assert_close(found, results(case, inputs, "reference"), TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("gamma", [0.0, 1.0])
-@pytest.mark.parametrize("log_alpha", [0.0, -1e4])
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, log_alpha=[0.0, -1e4], gamma=[0.0, 1.0])
 def test_constant_extreme_gates_are_exact(impl, log_alpha, gamma):
-    """All alpha 0 or 1, all gamma 0 or 1: sums and products of the writes that can be written down."""
+    """With all alpha 0 or 1 and all gamma 0 or 1, the outputs are known integers."""
     L = 130
     k = torch.zeros(1, L, 1, 2, dtype=torch.float64)
     k[..., 0] = 1.0
@@ -74,9 +80,7 @@ def test_constant_extreme_gates_are_exact(impl, log_alpha, gamma):
     assert state.M[0, 0, 0].tolist() == [M[-1].item(), 0.0]
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-@pytest.mark.parametrize("state", [True, False])
+@all_combinations(operator=OPERATORS, impl=[*IMPLS, "auto"], state=[True, False])
 def test_no_steps_return_the_state_and_an_empty_output(operator, impl, state):
     case = Case(operator=operator, gamma="float", lengths=(0, 0), initial_state=state)
     inputs = make_inputs(case, torch.bfloat16)
@@ -87,16 +91,17 @@ def test_no_steps_return_the_state_and_an_empty_output(operator, impl, state):
     assert torch.equal(end.M, inputs["M"]) if state else not end.M.any()
 
 
-@pytest.mark.parametrize("shape", [{"heads": 1}, {"d": 1}, {"m": 1}, {"d": 3, "m": 11}, {"lengths": (65,)}], ids=str)
-@pytest.mark.parametrize("impl", IMPLS)
-def test_odd_shapes(impl, shape):
-    for operator in OPERATORS:
-        case = Case(**{"operator": operator, "lengths": (33, 33), **shape})
-        assert_close(results(case, make_inputs(case), impl), expected(case, torch.float64), TOLERANCE[torch.float64])
+@all_combinations(
+    impl=IMPLS,
+    operator=OPERATORS,
+    shape=[{"heads": 1}, {"d": 1}, {"m": 1}, {"d": 3, "m": 11}, {"lengths": (65,)}],
+)
+def test_odd_shapes(impl, operator, shape):
+    case = Case(**{"operator": operator, "lengths": (33, 33), **shape})
+    assert_close(results(case, make_inputs(case), impl), expected(case, torch.float64), TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, operator=OPERATORS)
 def test_non_contiguous_inputs(impl, operator):
     case = Case(operator=operator)
 
@@ -131,6 +136,7 @@ def training_peak(operator: str, L: int) -> int:
     return peak_bytes(lambda: call(case, inputs, "chunked")[0].sum().backward())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_peak_memory_of_a_training_step_is_linear_in_length(operator):
     short, long = training_peak(operator, 1024), training_peak(operator, 8192)
@@ -138,6 +144,7 @@ def test_peak_memory_of_a_training_step_is_linear_in_length(operator):
     assert long < 8.8 * short
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_chunked_compiles_as_one_graph_and_serves_new_lengths(operator):
     from torch._dynamo.testing import CompileCounter
@@ -161,7 +168,7 @@ def test_chunked_compiles_as_one_graph_and_serves_new_lengths(operator):
         y, *state = compiled(*tensors)
         wanted, end = call(case, inputs, "chunked")
         assert_close(dict(zip("ySM", (y, *state), strict=True)), {"y": wanted, "S": end.S, "M": end.M}, 1e-12)
-    assert counter.frame_count <= 4  # the first length, then any that fills its chunks, and any that does not
+    assert counter.frame_count <= 4  # the first length, then lengths that fill their chunks, and lengths that do not
 
 
 @pytest.mark.slow
@@ -186,7 +193,7 @@ def test_inductor_compiles_forward_and_backward(operator):
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_autocast_does_not_reach_into_the_recurrence(impl):
+def test_autocast_does_not_change_the_recurrence(impl):
     case = Case(lengths=(70, 70), gamma="float")
     inputs = make_inputs(case, torch.float32)
     plain, _ = call(case, inputs, impl)

@@ -1,4 +1,4 @@
-"""What users rely on: whole = split anywhere = step by step; padded = alone; packed = alone; any shape."""
+"""Properties that users rely on: splits and single steps, padding and packing change nothing; any shape works."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .cases import (
     OPERATORS,
     TOLERANCE,
     Case,
+    all_combinations,
     assert_close,
     call,
     difference,
@@ -34,26 +35,26 @@ def cut(inputs: dict[str, torch.Tensor], start: int, end: int, state) -> dict[st
     return {**piece, "S": state[0], "M": state[1]}
 
 
-@pytest.mark.parametrize("bounds", [(0, 37, 100), (0, 1, 64, 65, 100), tuple(range(101))], ids=["two", "odd", "steps"])
-@pytest.mark.parametrize("muon", [Muon(), Muon.off()], ids=["muon", "plain"])
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", [*IMPLS, "auto"])
-def test_whole_equals_split_anywhere_equals_step_by_step(impl, operator, muon, bounds):
-    case = Case(operator=operator, muon=muon, gamma="float", lengths=(100, 100))
+SPLITS = {"two": (0, 37, 100), "odd": (0, 1, 64, 65, 100), "steps": tuple(range(101))}
+RULES = {"muon": Muon(), "plain": Muon.off()}
+
+
+@all_combinations(impl=[*IMPLS, "auto"], operator=OPERATORS, rule=RULES, split=SPLITS)
+def test_whole_equals_split_anywhere_equals_step_by_step(impl, operator, rule, split):
+    case = Case(operator=operator, muon=RULES[rule], gamma="float", lengths=(100, 100))
     inputs = make_inputs(case)
     whole, end = call(case, inputs, impl)
     state, outputs = (inputs["S"], inputs["M"]), []
-    for start, stop in pairwise(bounds):
+    for start, stop in pairwise(SPLITS[split]):
         y, state = call(case, cut(inputs, start, stop, state), impl)
         outputs.append(y)
     found = {"y": torch.cat(outputs, dim=1), "S": state.S, "M": state.M}
     assert_close(found, {"y": whole, "S": end.S, "M": end.M}, TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, operator=OPERATORS)
 def test_left_padded_equals_alone(impl, operator):
-    """Zero keys, values and gates in front of a sequence leave a zero state at zero, and so change nothing."""
+    """Zero keys, values and gates before a sequence keep a zero state at zero, and so change nothing."""
     case = Case(operator=operator, gamma="float", lengths=(30,), initial_state=False)
     inputs = make_inputs(case)
     alone, end = call(case, inputs, impl)
@@ -64,10 +65,9 @@ def test_left_padded_equals_alone(impl, operator):
     assert not padded[:, :30].any()
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, operator=OPERATORS)
 def test_right_padded_equals_alone(impl, operator):
-    """Outputs are causal: nothing behind a sequence reaches it. (For the state at its end, pack with cu_seqlens.)"""
+    """Outputs are causal: nothing after a sequence changes them. (For the state at its end, use cu_seqlens.)"""
     case = Case(operator=operator, gamma="float", lengths=(70, 70))
     inputs = make_inputs(case)
     whole, _ = call(case, inputs, impl)
@@ -75,16 +75,15 @@ def test_right_padded_equals_alone(impl, operator):
     assert difference(whole[:, :41], alone) < TOLERANCE[torch.float64]
 
 
-@pytest.mark.parametrize("gamma", ["float", "head", "step"])
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(impl=IMPLS, operator=OPERATORS, gamma=["float", "head", "step"])
 def test_packed_equals_alone(impl, operator, gamma):
     case = Case(operator=operator, gamma=gamma, lengths=(1, 130, 0, 2, 64, 63, 1, 7), packed=True)
     assert_close(results(case, make_inputs(case), impl), expected(case, torch.float64), TOLERANCE[torch.float64])
 
 
+@pytest.mark.full
 def test_packing_many_short_sequences_beside_a_long_one_stays_small():
-    """1,000 short sequences beside one of 4,096 steps: rows of similar length, not 1,001 rows of the longest."""
+    """1,000 short sequences and one of 4,096 steps run in batches of similar length, not as 1,001 long rows."""
     case = Case(lengths=(4096, *(1 + i % 9 for i in range(1000))), packed=True, gamma="float", d=4, m=4)
     inputs = make_inputs(case, torch.float32)
     from torch.profiler import profile
@@ -97,7 +96,7 @@ def test_packing_many_short_sequences_beside_a_long_one_stays_small():
     assert difference(y, wanted) < TOLERANCE[torch.float32]
 
 
-def test_plain_is_no_momentum_and_no_normalisation():
+def test_plain_is_no_momentum_and_no_normalization():
     case = Case(muon=Muon.off(), gamma="float", lengths=(20, 20), initial_state=False)
     i = make_inputs(case)
     y, state = call(case, i, "chunked")
@@ -112,17 +111,18 @@ gate = st.sampled_from([0.0, 1e-30, 0.3, 1.0])
 size = st.sampled_from([0.0, 1e-20, 1e-4, 1.0, 1e4])
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(B=small, L=st.integers(0, 90), H=small, m=small, d=small, gates=st.tuples(gate, gate, gate), scale=size,
-       eta=st.sampled_from([0.0, 1.0]), normalised=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
-def test_any_shape_gate_and_size_agrees_and_is_finite(B, L, H, m, d, gates, scale, eta, normalised, seed):
+       eta=st.sampled_from([0.0, 1.0]), normalized=st.booleans(), seed=st.integers(0, 99))  # fmt: skip
+def test_any_shape_gate_and_size_agrees_and_is_finite(B, L, H, m, d, gates, scale, eta, normalized, seed):
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(B, L, H, n, generator=generator, dtype=torch.float64) for n in (m, m, d))
     k = torch.nn.functional.normalize(k, dim=-1)
     alpha, beta = (torch.full((B, L, H), g, dtype=torch.float64) for g in gates[:2])
     mixed = torch.rand(B, L, H, generator=generator) < 0.3
     alpha, beta = alpha.where(~mixed, 0.5), beta.where(mixed, 0.25)
-    muon = Muon(gamma=gates[2]) if normalised else Muon(gamma=gates[2], normalization=None)
+    muon = Muon(gamma=gates[2]) if normalized else Muon(gamma=gates[2], normalization=None)
     results = {impl: muon_memory(q, k, scale * v, alpha.log(), beta, eta=eta, muon=muon, impl=impl) for impl in IMPLS}
     wanted, state = results["reference"]
     bound = TOLERANCE[torch.float64]
@@ -133,6 +133,7 @@ def test_any_shape_gate_and_size_agrees_and_is_finite(B, L, H, m, d, gates, scal
         assert difference(end.M, state.M) <= bound
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(B=small, L=st.integers(0, 70), D=small, N=small, dt=gate, decay=size, scale=size, longhorn=st.booleans(),
        gamma=gate, seed=st.integers(0, 99))  # fmt: skip

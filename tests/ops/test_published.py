@@ -1,4 +1,4 @@
-"""Plain backbones come out as the published recurrences: against transformers' own code."""
+"""Plain backbones equal the published recurrences in transformers' own code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from muonssm.ops import Muon, muon_memory, muon_selective_scan
 
-from .cases import IMPLS, TOLERANCE, Case, difference, make_inputs
+from .cases import IMPLS, TOLERANCE, Case, all_combinations, difference, make_inputs
 
 
-@pytest.mark.parametrize("alpha", ["gated_deltanet", "deltanet"])
-@pytest.mark.parametrize("peer", ["torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"])
-@pytest.mark.parametrize("impl", IMPLS)
+@all_combinations(
+    impl=IMPLS,
+    peer=["torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"],
+    alpha=["gated_deltanet", "deltanet"],
+)
 def test_gated_deltanet_and_deltanet_are_transformers_gated_delta_rule(impl, peer, alpha):
     i = make_inputs(Case(lengths=(70, 70), d=8, m=8, gamma="float"), torch.float32)
     q, k = (F.normalize(i[name], dim=-1) for name in "qk")
@@ -32,7 +34,7 @@ def test_gated_deltanet_and_deltanet_are_transformers_gated_delta_rule(impl, pee
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_mamba_is_transformers_sequential_scan(impl):
-    """The whole MambaMixer of transformers (its sequential path), with our scan in the place of its loop."""
+    """Compute transformers' MambaMixer (its sequential path) with our scan instead of its loop."""
     torch.manual_seed(0)
     config = mamba.MambaConfig(hidden_size=12, state_size=5, expand=2, conv_kernel=4, time_step_rank=3)
     mixer = mamba.MambaMixer(config, layer_idx=0).eval()

@@ -1,4 +1,4 @@
-"""The paper's propositions and corollaries, each as a test that carries its name."""
+"""The paper's propositions and corollaries, one test each, with its name."""
 
 from __future__ import annotations
 

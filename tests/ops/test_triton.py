@@ -1,4 +1,4 @@
-"""The Triton kernels: under the interpreter, in a process of its own, and compiled ahead of time for real GPUs."""
+"""The Triton kernels of `muon_memory`: under the interpreter, and compiled ahead of time for real GPUs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,37 @@ ROOT = Path(__file__).parents[2]
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
-@pytest.mark.slow
-def test_memory_under_the_interpreter():
-    """interpreted_memory.py with TRITON_INTERPRET set, which Triton reads when it is imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/interpreted_memory.py"]
+def run_interpreted(*arguments: str) -> str:
+    """Run tests in a process with TRITON_INTERPRET, which Triton reads when it is imported."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_one_case_per_kernel_under_the_interpreter():
+    """Forward, backward and single step of both operators, in one process and in seconds; the rest is `slow`."""
+    memory, selective = "tests/ops/interpreted_memory.py::", "tests/ops/interpreted_selective.py::"
+    cases = (
+        f"{memory}test_head_sizes_that_fill_no_tile[{{'d': 1, 'm': 1}}]",
+        f"{memory}test_a_decoding_step_equals_the_reference[off]",
+        f"{selective}test_equals_the_float64_reference[selective-packed-torch.float32]",
+        f"{selective}test_single_step_kernel[selective-off]",
+    )
+    assert "4 passed" in run_interpreted(*cases)
+
+
+@pytest.mark.slow
+def test_memory_under_the_interpreter():
+    run_interpreted("tests/ops/interpreted_memory.py")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_memory_kernels_compile_without_spills(architecture, size):
-    """bfloat16, with all there is: momentum, erase, initial states, gamma's gradient."""
+    """Compile for bfloat16, with momentum, erase, initial states and gamma's gradient."""
     from muonssm.ops.memory.kernels.aot import variants
     from muonssm.ops.triton.aot import TARGETS, compile_for
 

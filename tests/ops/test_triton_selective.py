@@ -1,25 +1,17 @@
-"""The selective scan's Triton kernels without a GPU: right under the interpreter, fit by what the compilers say."""
+"""The Triton kernels of the selective scan: under the interpreter, and compiled ahead of time for real GPUs."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from .test_triton import run_interpreted
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 @pytest.mark.slow
-def test_kernels_are_right_under_the_interpreter():
-    """In a process of its own: Triton looks for the interpreter once, when it is imported."""
-    cases = Path(__file__).parent / "interpreted_selective.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=cases.parents[2], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+def test_selective_scan_under_the_interpreter():
+    run_interpreted("tests/ops/interpreted_selective.py")
 
 
 def check(architecture: str, N: int, longhorn: bool = False) -> None:

@@ -53,7 +53,7 @@ def score_split(
     counts = len(batches[rank::processes])
     model.eval()
     collate = functools.partial(task.collate, training=False)
-    generator = None if task.evaluation_seed is None else torch.Generator().manual_seed(task.evaluation_seed)
+    generator = None if task.eval_draws_random else torch.Generator()
     loader = DataLoader(split, batch_sampler=own, collate_fn=collate, generator=generator)
     for number, items in enumerate(loader):
         batch = to_device(items)

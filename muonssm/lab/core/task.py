@@ -74,8 +74,8 @@ class Task(ABC):
         analyses: names of the analyses that `muonssm analyze` runs by default; see `muonssm.lab.analysis`.
         peers: classifiers of other libraries that `muonssm compare --against` can run on the same data.
         eval_batch_factor: how many training batches fit into memory at once during evaluation.
-        evaluation_seed: seed of the data loader in evaluation. None draws it from torch's default generator, so that
-            each validation advances the random numbers of training by one.
+        eval_draws_random: whether a validation draws one number from torch's generator, as a DataLoader does. That
+            changes what training draws afterwards; each task keeps its value, so recorded results stay reproducible.
     """
 
     sections: ClassVar[dict[str, Any]]
@@ -83,7 +83,7 @@ class Task(ABC):
     analyses: ClassVar[tuple[str, ...]] = ()
     peers: ClassVar[tuple[str, ...]] = ()
     eval_batch_factor: ClassVar[int] = 4
-    evaluation_seed: ClassVar[int | None] = None
+    eval_draws_random: ClassVar[bool] = True
 
     @property
     @abstractmethod

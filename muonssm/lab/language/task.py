@@ -142,6 +142,7 @@ class LanguageTask(Task):
         "scaling",
     )
     eval_batch_factor: ClassVar[int] = 1
+    eval_draws_random: ClassVar[bool] = False
 
     data: LanguageConfig
     model: LanguageModelConfig

@@ -84,13 +84,13 @@ class DetectionTask(ImageTask):
         "heads": Heads,
         "muon": Muon,
     }
+    eval_draws_random: ClassVar[bool] = False
     analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(f"{shape}_{stat}", f"{title} ({shape})", "%", True)
         for shape in ("box", "mask")
         for stat, title in METRIC_TITLES.items()
     )
-    evaluation_seed: ClassVar[int | None] = 0  # validation leaves training's random numbers alone, as in all results
     picture_text: ClassVar[str] = "Boxes and masks: the ground truth beside the detections."
 
     data: DetectionConfig

@@ -109,12 +109,12 @@ class SegmentationTask(ImageTask):
         "decoder": Decoder,
         "muon": Muon,
     }
+    eval_draws_random: ClassVar[bool] = False
     analyses: ClassVar[tuple[str, ...]] = ("spectrum", "rank", "gradients", "memory", "convergence")
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("miou", "mIoU", "%", True),
         Metric("pixel_accuracy", "pixel accuracy", "%", True),
     )
-    evaluation_seed: ClassVar[int | None] = 0  # validation leaves training's random numbers alone, as in all results
     picture_text: ClassVar[str] = "The class of every pixel: the ground truth beside the predictions."
 
     data: SegmentationConfig

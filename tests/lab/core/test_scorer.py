@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from muonssm.lab.core.evaluate import score_split
 from muonssm.lab.core.scorer import IGNORED, LossScorer, PredictionScorer
 
 
@@ -47,3 +48,25 @@ def test_predictions_can_be_another_output():
     scorer = PredictionScorer(lambda predictions, labels: {"right": int((predictions == labels).sum())}, "predictions")
     scorer.add({"labels": torch.tensor([[1, 2]])}, {"predictions": torch.tensor([[1, 3]])})
     assert scorer.result() == {"right": 1}
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_validation_draws_from_torchs_generator_only_if_the_task_says_so(draws):
+    class Tiny:
+        eval_draws_random = draws
+
+        def scorer(self, split):
+            return PredictionScorer(accuracy)
+
+        def collate(self, items, training):
+            x, labels = (torch.stack(column) for column in zip(*items, strict=True))
+            return {"x": x, "labels": labels}
+
+    class Model(torch.nn.Module):
+        def forward(self, x, labels):
+            return {"logits": x}
+
+    split = torch.utils.data.TensorDataset(torch.randn(5, 3), torch.randint(3, (5,)))
+    before = torch.get_rng_state()
+    assert score_split(Tiny(), Model(), split, batch_size=2)["items"] == 5
+    assert torch.equal(before, torch.get_rng_state()) == (not draws)

@@ -255,7 +255,7 @@ def test_results_with_other_settings_or_weights_are_not_resumed(model, tokenizer
     earlier = run_harness(model, tokenizer, tasks, limit=2)
     assert earlier["tasks"]["choices"]["samples"] == 2
     assert "at most 2 samples per task" in table(earlier)
-    with pytest.raises(ValueError, match="limit must be 2, .* got None"):
+    with pytest.raises(ValueError, match=r"limit must be 2, .* got None"):
         run_harness(model, tokenizer, tasks, earlier_result=earlier)
     other = MambaForCausalLM(model.config)
     with pytest.raises(ValueError, match="weights must be"):
@@ -357,7 +357,7 @@ def test_the_papers_tasks_are_in_lm_evals_index(model, tokenizer, monkeypatch):
         assert column.metric in [metric["metric"] for metric in entry.cfg["metric_list"]]
         assert not entry.cfg.get("num_fewshot")
     monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: manager)  # building the index once is slow enough
-    with pytest.raises(ValueError, match="tasks must be .* got 'hellaswg'; similar names: hellaswag"):
+    with pytest.raises(ValueError, match=r"tasks must be .* got 'hellaswg'; similar names: hellaswag"):
         run_harness(model, tokenizer, ["hellaswg"])
     with pytest.raises(TaskDataError) as caught:
         run_harness(model, tokenizer, ["paper", "ai2_arc"])

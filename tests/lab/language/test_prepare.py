@@ -13,9 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from muonssm.lab.language import corpora
+from muonssm.lab.language import corpora, shards
 from muonssm.lab.language import prepare as prepare_module
-from muonssm.lab.language import shards
 from muonssm.lab.language.corpora import Document, cut_text, open_source
 from muonssm.lab.language.instructions import prompt
 from muonssm.lab.language.prepare import PrepareConfig, cache_folder, prepare, prepare_stdlib
@@ -148,7 +147,7 @@ def test_a_long_text_file_can_be_cut_into_documents(tmp_path, job):
     whole = "".join(text(number) for number in range(40))
     (tmp_path / "one.txt").write_text(whole)
     with pytest.raises(
-        ValueError, match="source must have documents for training, got .* whose 1 documents are all for validation"
+        ValueError, match=r"source must have documents for training, got .* whose 1 documents are all for validation"
     ):
         run(job(source=str(tmp_path / "one.txt")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -181,8 +180,19 @@ def interrupt(config, output, name, count, error=RuntimeError):
             run(config, output)
 
 
-@pytest.mark.parametrize(("name", "count"), [("add", 30), ("add", 60), ("close", 3), ("close", 4), ("close", 7)])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("name", "count", "error"),
+    [
+        ("add", 30, RuntimeError),
+        ("close", 4, KeyboardInterrupt),
+        *(
+            pytest.param(name, count, error, marks=pytest.mark.full)
+            for name, count in (("add", 30), ("add", 60), ("close", 3), ("close", 4), ("close", 7))
+            for error in (RuntimeError, KeyboardInterrupt)
+            if (name, count, error) not in (("add", 30, RuntimeError), ("close", 4, KeyboardInterrupt))
+        ),
+    ],
+)
 def test_a_resumed_job_writes_the_same_bytes(tmp_path, job, monkeypatch, name, count, error):
     monkeypatch.setattr(prepare_module, "BATCH_ITEMS", 8)
     run(job(), tmp_path / "whole")
@@ -239,6 +249,7 @@ prepare(PrepareConfig(sys.argv[1], vocab_size=300, validation=0.1, shard_tokens=
 """
 
 
+@pytest.mark.slow
 def test_a_killed_job_resumes_to_the_same_bytes(tmp_path, texts):
     config = PrepareConfig(str(texts), vocab_size=300, validation=0.1, shard_tokens=700)
     run(config, tmp_path / "whole")
@@ -424,7 +435,7 @@ def test_a_source_that_does_not_exist_is_rejected(tmp_path, job, monkeypatch):
     ):
         run(job(source="a/b"), tmp_path / "out")
     for name in ("missing.txt", "/no/such/folder", "a/b/c", "x y/z"):
-        with pytest.raises(ValueError, match="source must be 'stdlib', .* which does not exist"):
+        with pytest.raises(ValueError, match=r"source must be 'stdlib', .* which does not exist"):
             run(job(source=name), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -479,7 +490,7 @@ def test_alpaca_is_instructions_and_errors_suggest_the_kind(tmp_path, job, monke
     calls = hub(monkeypatch, tmp_path, [row] * 9)
     assert run(job(source="alpaca", kind=None), tmp_path / "out")["train"]["documents"] > 0
     assert calls[0][0] == ("tatsu-lab/alpaca", None)
-    with pytest.raises(ValueError, match="field must be .* got 'text'; set kind to 'instructions'"):
+    with pytest.raises(ValueError, match=r"field must be .* got 'text'; set kind to 'instructions'"):
         run(job(source="some/instructions"), tmp_path / "no")
 
 

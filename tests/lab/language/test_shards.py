@@ -282,10 +282,10 @@ def test_every_key_of_the_manifest_is_required(tmp_path):
 
 
 def test_a_folder_without_finished_tokens_is_rejected(tmp_path):
-    with pytest.raises(ValueError, match="source must be a folder with prepared tokens, got .*nowhere"):
+    with pytest.raises(ValueError, match=r"source must be a folder with prepared tokens, got .*nowhere"):
         open_tokens(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"source must be .*without tokens\.json"):
         open_tokens(tmp_path)
     (tmp_path / "progress.json").write_text(json.dumps({}))
-    with pytest.raises(ValueError, match="source must be .*unfinished; use --resume"):
+    with pytest.raises(ValueError, match=r"source must be .*unfinished; use --resume"):
         open_tokens(tmp_path)

@@ -361,7 +361,7 @@ def test_invalid_model_settings_are_rejected(change, error):
 
 
 def test_blocks_need_enough_tokens(root):
-    with pytest.raises(ValueError, match="length must be <= .* got 100000"):
+    with pytest.raises(ValueError, match=r"length must be <= .* got 100000"):
         make(root, length=100_000).load_data()
     with pytest.raises(ValueError, match="fold must be 0"):
         make(root).with_fold(1)
@@ -385,7 +385,7 @@ def test_packed_documents_are_separate_in_evaluation_too(root, with_positions):
         network(**batch, use_cache=True)
 
 
-@pytest.mark.parametrize("source", ["text", "rows"])
+@pytest.mark.parametrize("source", ["text", pytest.param("rows", marks=pytest.mark.full)])
 def test_evaluate_gives_the_scores_of_training(root, tmp_path, source):
     length = "data.length=40" if source == "text" else "data.length=300"
     changes = [f"data.source={root / source}", length, "data.keep_apart=true", "data.validation_items=5", *SMALL]
@@ -393,6 +393,7 @@ def test_evaluate_gives_the_scores_of_training(root, tmp_path, source):
     assert evaluate(tmp_path / "run")["validation"]["loss"] == pytest.approx(metrics["validation"]["loss"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_label_smoothing_does_not_depend_on_accumulation(root, tmp_path):
     curves = []
     for accumulation in (1, 4):
@@ -438,7 +439,8 @@ def test_a_tuned_run_does_not_need_its_start_again(root, saved, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        ("language-demo", "model.mixer={foo=1}", "model: .*foo"),
+        ("language-demo", "model.mixer={foo=1}", r"model: .*foo"),
+        ("recall", "model.mixer={foo=1}", r"model: .*foo"),
         ("language-demo", "model.hidden_size=abc", r"model\.hidden_size must be"),
         ("pretrain-170m", "model.hidden_size=8", r"model\.hidden_size must be left out with a preset"),
         ("pretrain-170m", "model.ssm_every=3", r"model\.ssm_every must be 1 or 2 with a preset"),

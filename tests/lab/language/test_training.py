@@ -1,4 +1,4 @@
-"""Language runs: on one process or several, killed and resumed, tuned, compared; what transformers loads of them."""
+"""Language runs: one process or several, killed and resumed, fine-tuned, compared, loaded by transformers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
-    """A small prepared folder: numbered sentences, which a model can learn something of."""
-    place = tmp_path_factory.mktemp("language")
-    (place / "text").mkdir()
+    """A small prepared folder of numbered sentences, which a model can learn."""
+    folder = tmp_path_factory.mktemp("language")
+    (folder / "text").mkdir()
     for i in range(12):
         lines = [f"step {j} of page {i}: the memory keeps what it reads and reads what it keeps.\n" for j in range(12)]
-        (place / "text" / f"{i:02}.txt").write_text("".join(lines))
-    config = PrepareConfig(str(place / "text"), vocab_size=300, validation=0.2)
-    prepare(config, place / "tokens", progress=False)
-    return place / "tokens"
+        (folder / "text" / f"{i:02}.txt").write_text("".join(lines))
+    config = PrepareConfig(str(folder / "text"), vocab_size=300, validation=0.2)
+    prepare(config, folder / "tokens", progress=False)
+    return folder / "tokens"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def changes(tokens):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, changes):
-    """An undisturbed run on one process."""
+    """An uninterrupted run on one process."""
     output = tmp_path_factory.mktemp("runs") / "alone"
     return output, train(Recipe.load("language-demo", changes), output)
 
@@ -60,14 +60,14 @@ def curve(run):
 
 
 def command(changes, output, *more):
-    found = ["train", "language-demo", "--output", str(output), *more]
+    arguments = ["train", "language-demo", "--output", str(output), *more]
     for change in changes:
-        found += ["--set", change]
-    return found
+        arguments += ["--set", change]
+    return arguments
 
 
 def torchrun(arguments, processes=2):
-    """The same command on several processes over gloo."""
+    """Run the same command on several processes over gloo."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -95,11 +95,11 @@ def test_a_run_learns_and_transformers_loads_it(alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
-def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path, way):
-    """The same global batch; then as if killed after the first checkpoint."""
-    run = tmp_path / way
-    arguments = command([*changes, f"training.distributed={way}"], run)
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp2"])
+def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path, distributed):
+    """The global batch is the same. Then resume as if killed after the first checkpoint."""
+    run = tmp_path / distributed
+    arguments = command([*changes, f"training.distributed={distributed}"], run)
     torchrun(arguments)
     whole = curve(run)
     assert whole == pytest.approx(curve(alone[0]), abs=1e-4)
@@ -118,18 +118,19 @@ def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_gives_the_same_curve(alone, changes, tmp_path):
+def test_a_killed_run_resumes_to_the_same_curve(alone, changes, tmp_path):
     """kill -9 between two checkpoints."""
     run = tmp_path / "killed"
     code = (
-        "import sys, time; from muonssm.models.language import MuonSSMForCausalLM as C; f = C.forward\n"
+        "import sys, time; from muonssm.lab.core.torchvision_cpu import prepare_torchvision; prepare_torchvision()\n"
+        "from muonssm.models.language import MuonSSMForCausalLM as C; f = C.forward\n"
         "def slow(self, *a, **k): time.sleep(0.2); return f(self, *a, **k)\n"
         "C.forward = slow; from muonssm.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen([sys.executable, "-c", code, *command(changes, run)], env=environment)
     state, end = run / "checkpoints" / "checkpoint-3" / "trainer_state.json", time.monotonic() + 200
-    while not state.is_file() and time.monotonic() < end:
+    while not state.is_file() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
@@ -141,7 +142,7 @@ def test_killed_and_resumed_gives_the_same_curve(alone, changes, tmp_path):
 
 
 @pytest.mark.slow
-def test_batches_in_parts_and_documents_kept_apart(alone, changes, tmp_path):
+def test_accumulation_and_checkpointing_keep_the_curve_and_keep_apart_changes_it(alone, changes, tmp_path):
     train(Recipe.load("language-demo", [*changes, "training.accumulation=4"]), tmp_path / "parts")
     assert curve(tmp_path / "parts") == pytest.approx(curve(alone[0]), abs=1e-4)
     train(Recipe.load("language-demo", [*changes, "data.keep_apart=true"]), tmp_path / "apart")
@@ -152,7 +153,7 @@ def test_batches_in_parts_and_documents_kept_apart(alone, changes, tmp_path):
 
 @pytest.mark.slow
 def test_bfloat16_is_close(changes, tmp_path):
-    """At a learning rate that does not blow up what the first steps round off."""
+    """At a learning rate that does not amplify the rounding of the first steps."""
     for precision in ("float32", "bfloat16"):
         change = [*changes, f"training.precision={precision}", "training.learning_rate=0.001"]
         train(Recipe.load("language-demo", change), tmp_path / precision)
@@ -162,7 +163,7 @@ def test_bfloat16_is_close(changes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_tuned_on_instructions(alone, changes, tmp_path):
+def test_a_run_is_fine_tuned_on_instructions(alone, changes, tmp_path):
     rows = [{"instruction": f"Say {n}", "input": "", "output": f"{n} it is"} for n in range(40)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     config = PrepareConfig(str(tmp_path / "rows.json"), kind="instructions", tokenizer=str(alone[0]), validation=0.2)
@@ -185,14 +186,11 @@ def test_commands_on_a_run(alone, tmp_path, capsys):
     run = str(alone[0])
     assert main(["generate", run, "the memory", "--max-new-tokens", "5", "--seed", "1"]) == 0
     assert capsys.readouterr().out.startswith("the memory")
-    for wrong, told in (
-        (["x", "--top-p", "2"], "top_p is 2.0; it may be"),
-        (["the memory " * 99], "or any number with --b"),
-    ):
-        assert main(["generate", run, *wrong]) == 2
-        said = capsys.readouterr()
-        assert told in said.err
-        assert said.out == ""
+    for arguments, message in ((["x", "--top-p", "2"], "top_p must be"), (["the memory " * 99], "PROMPT must have")):
+        assert main(["generate", run, *arguments]) == 2
+        printed = capsys.readouterr()
+        assert message in printed.err
+        assert printed.out == ""
     assert main(["generate", run, "the memory " * 99, "--beyond", "--max-new-tokens", "2"]) == 0
     assert capsys.readouterr().out.startswith("the memory the memory")
     small = ["--lengths", "700", "--variants", "pk", "--samples", "2", "--answer-tokens", "20"]
@@ -200,15 +198,15 @@ def test_commands_on_a_run(alone, tmp_path, capsys):
     assert "pk" in capsys.readouterr().out
     assert (alone[0] / "needle.html").is_file()
     assert main(["needle", run, *small]) == 2
-    assert "--resume keeps it" in capsys.readouterr().err
+    assert "use --resume" in capsys.readouterr().err
     (tmp_path / "essay").write_bytes(b"caf\xe9")
     assert main(["needle", run, "--essay", str(tmp_path / "essay")]) == 2
-    assert "which is not UTF-8" in capsys.readouterr().err
+    assert "--essay must be a UTF-8 text file" in capsys.readouterr().err
     assert main(["predict", run, "x.csv"]) == 2
-    assert "a run of language; it may be a run of activity" in capsys.readouterr().err
+    assert "RUN must be a run of activity" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["generate", str(tmp_path / "empty"), "x"]) == 2
-    assert "which has no config.json" in capsys.readouterr().err
+    assert "RUN must be" in capsys.readouterr().err
     assert main(["prepare", str(tmp_path / "empty"), "--output", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
 
@@ -221,27 +219,25 @@ def test_plain_and_muon_are_compared_by_perplexity(changes, tmp_path, capsys):
     assert main(arguments) == 0
     assert "muon minus plain, perplexity" in capsys.readouterr().out
     page = (tmp_path / "compare" / "report.html").read_text()
-    assert "validation perplexity" in page
+    assert "perplexity" in page
     assert "Confusion" not in page
     assert main([*arguments, "--seeds", "2", "--resume"]) == 0
     assert "over 2 paired runs" in capsys.readouterr().out
 
 
-def test_what_is_wrong_is_said(changes, tokens, tmp_path):
-    with pytest.raises(
-        ValueError, match="batch_size is 8; with 1 processes and accumulation = 3 it may be a multiple of 3"
-    ):
+def test_invalid_settings_are_rejected(changes, tokens, tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be a multiple of"):
         train(Recipe.load("language-demo", [*changes, "training.accumulation=3"]), tmp_path / "run")
-    with pytest.raises(ValueError, match="no folder; it may be one with prepared tokens"):
+    with pytest.raises(ValueError, match="source must be a folder with prepared tokens"):
         train(Recipe.load("language-demo", [*changes, f"data.source={tmp_path / 'no'}"]), tmp_path / "run")
-    with pytest.raises(ValueError, match="in model: preset is '9b'"):
+    with pytest.raises(ValueError, match=r"model\.preset must be"):
         Recipe.load("pretrain-170m", ["model.preset=9b"])
-    with pytest.raises(ValueError, match="task is 'poetry'"):
+    with pytest.raises(ValueError, match="task must be one of"):
         Recipe.from_dict({"task": "poetry"})
     assert not (tmp_path / "run").exists()
 
 
-def test_the_recipes_are_the_papers():
+def test_recipes_have_the_papers_settings():
     recipe = Recipe.load("pretrain-170m")
     t, config = recipe.training, recipe.task.model.build(recipe.task.muon)
     assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (672, 6144, 10)

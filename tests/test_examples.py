@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full  # each script starts a process and trains
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = {
     "1_operator.py",

@@ -59,7 +59,8 @@ def build(target: Path, objects: Path, extra: list[str] | None = None) -> None:
     jobs: list[tuple[list[str], Path, list[str]]] = [([str(CSRC / "api.cpp")], objects / "api.o", [])]
     for name, (width, machine) in sets.items():
         names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}"]
-        jobs.append(([str(CSRC / "kernels.cpp")], objects / f"{name}.o", machine + names))
+        for source in ("kernels", "decode"):
+            jobs.append(([str(CSRC / f"{source}.cpp")], objects / f"{source}_{name}.o", machine + names))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         commands = [[*compiler, *flags, *own, "-c", *source, "-o", str(out)] for source, out, own in jobs]
         list(pool.map(run, commands))

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "arguments.h"
+#include "decode_steps.h"
 
 namespace muonssm {
 namespace portable {
@@ -69,13 +69,30 @@ static int64_t struct_size(const char* name) {
                                   {"MemoryArguments", sizeof(MemoryArguments)},
                                   {"SelectiveArguments", sizeof(SelectiveArguments)},
                                   {"ConvolutionArguments", sizeof(ConvolutionArguments)},
-                                  {"MambaArguments", sizeof(MambaArguments)}};
+                                  {"MambaArguments", sizeof(MambaArguments)},
+                                  {"NormArguments", sizeof(NormArguments)},
+                                  {"SwigluArguments", sizeof(SwigluArguments)},
+                                  {"CrossEntropyArguments", sizeof(CrossEntropyArguments)},
+                                  {"Matrix", sizeof(Matrix)},
+                                  {"EmbedStep", sizeof(EmbedStep)},
+                                  {"ProjectStep", sizeof(ProjectStep)},
+                                  {"ConvolveStep", sizeof(ConvolveStep)},
+                                  {"MemoryStep", sizeof(MemoryStep)},
+                                  {"ScanStep", sizeof(ScanStep)},
+                                  {"AttendStep", sizeof(AttendStep)},
+                                  {"DecodeStep", sizeof(DecodeStep)},
+                                  {"DecodeArguments", sizeof(DecodeArguments)},
+                                  {"ReadArguments", sizeof(ReadArguments)}};
     return find(sizes, name);
 }
 
 static int64_t constant(const char* name) {
-    static const Named constants[] = {
-        {"SEGMENT", SEGMENT}, {"CHANNEL_GROUP", CHANNEL_GROUP}, {"LONGEST_FILTER", LONGEST_FILTER}};
+    static const Named constants[] = {{"SEGMENT", SEGMENT},
+                                      {"CHANNEL_GROUP", CHANNEL_GROUP},
+                                      {"LONGEST_FILTER", LONGEST_FILTER},
+                                      {"MOST_ROWS", MOST_ROWS},
+                                      {"TILE", TILE},
+                                      {"BLOCK", BLOCK}};
     return find(constants, name);
 }
 
@@ -88,7 +105,7 @@ static const Kernels& chosen() {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void muonssm_expect_large(void* data, int64_t bytes) { muonssm::expect_large(data, bytes); }
-EXPORT int64_t muonssm_abi() { return 4; }
+EXPORT int64_t muonssm_abi() { return 6; }
 EXPORT int64_t muonssm_struct_size(const char* name) { return muonssm::struct_size(name); }
 EXPORT int64_t muonssm_constant(const char* name) { return muonssm::constant(name); }
 EXPORT const char* muonssm_isa() { return muonssm::chosen().name; }
@@ -110,3 +127,10 @@ EXPORT void muonssm_convolution_backward(const muonssm::ConvolutionArguments* a)
     muonssm::chosen().convolution_backward(*a);
 }
 EXPORT void muonssm_mamba_step(const muonssm::MambaArguments* a) { muonssm::chosen().mamba_step(*a); }
+EXPORT void muonssm_norm_forward(const muonssm::NormArguments* a) { muonssm::chosen().norm_forward(*a); }
+EXPORT void muonssm_norm_backward(const muonssm::NormArguments* a) { muonssm::chosen().norm_backward(*a); }
+EXPORT void muonssm_swiglu_forward(const muonssm::SwigluArguments* a) { muonssm::chosen().swiglu_forward(*a); }
+EXPORT void muonssm_swiglu_backward(const muonssm::SwigluArguments* a) { muonssm::chosen().swiglu_backward(*a); }
+EXPORT void muonssm_cross_entropy(const muonssm::CrossEntropyArguments* a) { muonssm::chosen().cross_entropy(*a); }
+EXPORT int64_t muonssm_decode(const muonssm::DecodeArguments* a) { return muonssm::chosen().decode(*a); }
+EXPORT double muonssm_read_memory(const muonssm::ReadArguments* a) { return muonssm::chosen().read_memory(*a); }

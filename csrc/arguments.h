@@ -17,23 +17,25 @@ enum Input : int64_t { FLOAT32 = 0, FLOAT64 = 1, BFLOAT16 = 2, FLOAT16 = 3 };
 
 // Normalization of a write, see write.h: `steps` Newton-Schulz steps, 0 for the Frobenius norm only, < 0 for none.
 struct Write {
-    int64_t steps;
+    int64_t steps, beta_outside;
     double tau_inside, tau_outside, delta;
 };
 
 struct MemoryArguments {
     int64_t input, threads, sequences, heads, d, m, momentum;
+    int64_t residual;                // the correction goes into M instead of S; needs momentum, as inject does
     int64_t gamma_step, gamma_head;  // strides of gamma, in elements
     double eta;
     Write write;
     const int64_t* offsets;
     const void *q, *k, *v;                 // [steps, heads, m]; v: [steps, heads, d]
     const void *log_alpha, *beta, *gamma;  // [steps, heads]; gamma has its own strides
+    const void* inject;                    // [steps, heads], or null for 1
     const void *S0, *M0;                   // [sequences, heads, d, m]
     void *y, *S, *M;                       // outputs of the forward pass
     void *S_saved, *M_saved;               // states before every segment, [segments, heads] x the layout of LAYOUT.md
     const void *dy, *dS, *dM;              // gradients of the outputs
-    void *dq, *dk, *dv, *dlog_alpha, *dbeta, *dgamma, *dS0, *dM0;  // gradients of the inputs
+    void *dq, *dk, *dv, *dlog_alpha, *dbeta, *dgamma, *dinject, *dS0, *dM0;  // gradients of the inputs
 };
 
 struct SelectiveArguments {
@@ -70,6 +72,36 @@ struct MambaArguments {
     void *y, *tail_out, *S, *M;
 };
 
+// A norm of every row, or unit vectors, see rows.h. Heads of a row follow each other. y, dy have the type `output`, x, gate,
+// dx and dgate the type `input`; float32 inputs can have bfloat16 outputs.
+struct NormArguments {
+    int64_t input, output, threads, rows, heads, size, x_step, gate_step, unit, gate_first;  // steps: strides of rows
+    double eps, scale;
+    const void *x, *gate, *weight;  // [rows, heads, size]; gate and weight [size] can be null
+    void* y;
+    const void* dy;
+    void *dx, *dgate, *dweight;
+};
+
+struct SwigluArguments {
+    int64_t input, threads, count;
+    const void *g, *u;  // [count], like all arrays
+    void* y;            // can be null in the backward pass, which computes it again
+    const void* dy;
+    void *dg, *du;
+};
+
+// Rows whose label is not in [0, columns) have no loss and no gradient.
+struct CrossEntropyArguments {
+    int64_t input, threads, rows, columns, gradient;
+    double scale;
+    void* logits;        // [rows, columns]; becomes the gradient
+    const void* labels;  // [rows], int64
+    void* losses;        // [rows]
+};
+struct DecodeArguments;  // decode_steps.h
+struct ReadArguments;
+
 // The kernels of one instruction set; api.cpp selects the set.
 struct Kernels {
     const char* name;
@@ -83,6 +115,13 @@ struct Kernels {
     void (*convolution_forward)(const ConvolutionArguments&);
     void (*convolution_backward)(const ConvolutionArguments&);
     void (*mamba_step)(const MambaArguments&);
+    void (*norm_forward)(const NormArguments&);
+    void (*norm_backward)(const NormArguments&);
+    void (*swiglu_forward)(const SwigluArguments&);
+    void (*swiglu_backward)(const SwigluArguments&);
+    void (*cross_entropy)(const CrossEntropyArguments&);
+    int64_t (*decode)(const DecodeArguments&);  // 1, and does nothing, if a token is outside of the vocabulary
+    double (*read_memory)(const ReadArguments&);
 };
 
 }  // namespace muonssm

@@ -1,8 +1,10 @@
 // muon_memory on a CPU: one pass over S and M per time step, with rows of S in the lanes of a vector.
 //
-//     M_t = gamma_t M_{t-1} + u_t k_t^T          u_t = c_t v_t
-//     S_t = alpha_t S_{t-1} + w_t k_t^T + M_t    w_t = -alpha_t e_t p_t,  p_t = S_{t-1} k_t
+//     M_t = gamma_t M_{t-1} + u_t k_t^T               u_t = c_t v_t
+//     S_t = alpha_t S_{t-1} + w_t k_t^T + mu_t M_t    w_t = -alpha_t e_t p_t,  p_t = S_{t-1} k_t
 //     y_t = S_t q_t
+//
+// In the residual rule the correction goes into the momentum: u_t = c_t v_t - alpha_t e_t p_t and w_t = 0.
 //
 // Rows of S never interact. A block of rows goes through all steps of a segment with its slice of S and M in the L1
 // cache. While S_t is in registers, p_{t+1} = S_t k_{t+1} is summed together with y_t, so each step needs one pass.
@@ -45,15 +47,19 @@ private:
     int count_ = 0;
 };
 
+// Where the recall correction goes: nowhere (eta is 0), into S, or into M (the residual rule).
+enum Correction { NO_CORRECTION, IN_MEMORY, IN_MOMENTUM };
+
 template <class T> struct MemoryScratch {
     int64_t d, m, dp, mp;
-    Buffer<T> S, M, q, k, v, u, y, alpha, e, gamma, beta, c;
+    int64_t first = 0, last = dp;  // the rows of the current task
+    Buffer<T> S, M, q, k, v, u, y, alpha, e, gamma, mu, beta, c;
     Buffer<double> v2, k2;
     Prefetcher prefetcher;
     MemoryScratch(int64_t d, int64_t m)
         : d(d), m(m), dp(padded<T>(d)), mp(padded<T>(m)), S(mp * dp), M(mp * dp), q((SEGMENT + 1) * mp),
           k((SEGMENT + 1) * mp), v(SEGMENT * dp), u(SEGMENT * dp), y(SEGMENT * dp), alpha(SEGMENT), e(SEGMENT),
-          gamma(SEGMENT), beta(SEGMENT), c(SEGMENT), v2(SEGMENT), k2(SEGMENT) {}
+          gamma(SEGMENT), mu(SEGMENT), beta(SEGMENT), c(SEGMENT), v2(SEGMENT), k2(SEGMENT) {}
 };
 
 // Convert rows of `size` numbers into rows of `width` numbers, filled with zeros up to whole vectors.
@@ -83,6 +89,7 @@ void load_segment(const MemoryArguments& a, MemoryScratch<T>& s, int64_t first, 
         s.beta[t] = *at<T>(a.beta, row + t * H);
         s.e[t] = T(a.eta) * s.beta[t];
         s.gamma[t] = *at<T>(a.gamma, (first + t) * a.gamma_step + h * a.gamma_head);
+        s.mu[t] = a.inject ? *at<T>(a.inject, row + t * H) : T(1);
         if (a.write.steps >= 0) {
             s.v2[t] = square_norm<T>(s.v + t * s.dp, s.dp);
             s.k2[t] = square_norm<T>(s.k + t * s.mp, s.mp);
@@ -106,19 +113,25 @@ template <class T> INLINE int64_t tiled(int64_t i, int64_t j, int64_t mp) {
     return (i / LANES<T> * mp + j) * LANES<T> + i % LANES<T>;
 }
 
-template <class T> void load_state(const void* base, int64_t index, int64_t d, int64_t m, T* state) {
+// Load and store the rows `first` to `last` of a state; by default all of them.
+template <class T>
+void load_state(const void* base, int64_t index, int64_t d, int64_t m, T* state, int64_t first = 0, int64_t last = -1) {
     const int64_t mp = padded<T>(m);
-    std::memset(state, 0, std::size_t(mp * padded<T>(d)) * sizeof(T));
+    if (last < 0) last = padded<T>(d);
+    std::memset(state + first * mp, 0, std::size_t(mp * (last - first)) * sizeof(T));
     if (!base) return;
     const T* in = at<T>(base, index * d * m);
-    for (int64_t i = 0; i < d; ++i)
+    for (int64_t i = first; i < std::min(d, last); ++i)
         for (int64_t j = 0; j < m; ++j) state[tiled<T>(i, j, mp)] = in[i * m + j];
 }
 
-template <class T> void store_state(void* base, int64_t index, int64_t d, int64_t m, const T* state) {
+template <class T>
+void store_state(void* base, int64_t index, int64_t d, int64_t m, const T* state, int64_t first = 0,
+                 int64_t last = -1) {
     const int64_t mp = padded<T>(m);
+    if (last < 0) last = d;
     T* out = at<T>(base, index * d * m);
-    for (int64_t i = 0; i < d; ++i)
+    for (int64_t i = first; i < std::min(d, last); ++i)
         for (int64_t j = 0; j < m; ++j) out[i * m + j] = state[tiled<T>(i, j, mp)];
 }
 
@@ -131,26 +144,28 @@ void scatter(const T* source, int64_t width, int64_t steps, int64_t size, void* 
             else narrow(source[t * width + i], out[t * stride + i]);
 }
 
-// Run NV vectors of rows, from `row` on, through one segment.
-template <class T, int NV, bool ERASE, bool MOMENTUM>
+// Run NV vectors of rows, from `row` on, through one segment. Without INJECT mu is 1.
+template <class T, int NV, Correction CORRECTION, bool MOMENTUM, bool INJECT>
 void forward_rows(MemoryScratch<T>& s, int64_t row, int64_t steps) {
     using V = Vec<T>;
     constexpr int W = LANES<T>;
+    constexpr bool ERASE = CORRECTION == IN_MEMORY, RECALL = CORRECTION != NO_CORRECTION;
     const int64_t m = s.m, mp = s.mp, dp = s.dp;
     const int64_t tile = mp * W;
     T *S = s.S + row * mp, *M = s.M + row * mp;
     V p[NV];
     for (int v = 0; v < NV; ++v) p[v] = zero<T>();
-    if (ERASE)
+    if (RECALL)
         for (int64_t j = 0; j < m; ++j)
             for (int v = 0; v < NV; ++v) p[v] += load(S + v * tile + j * W) * broadcast(s.k + j);
     for (int64_t t = 0; t < steps; ++t) {
-        if (row == 0) s.prefetcher.fetch(t);
+        if (row == s.first) s.prefetcher.fetch(t);
         const T *k = s.k + t * mp, *q = s.q + t * mp, *k_next = k + mp;
-        const T alpha = s.alpha[t], gamma = s.gamma[t], forget = -alpha * s.e[t];
+        const T alpha = s.alpha[t], gamma = s.gamma[t], mu = s.mu[t], forget = -alpha * s.e[t];
         V u[NV], w[NV], y[NV];
         for (int v = 0; v < NV; ++v) {
             u[v] = load(s.u + t * dp + row + v * W);
+            if (CORRECTION == IN_MOMENTUM) u[v] += forget * p[v];
             w[v] = ERASE ? forget * p[v] : zero<T>();
             if (!MOMENTUM) w[v] += u[v];
             y[v] = zero<T>();
@@ -165,32 +180,70 @@ void forward_rows(MemoryScratch<T>& s, int64_t row, int64_t steps) {
                     T* Mj = M + v * tile + j * W;
                     const V momentum = gamma * load(Mj) + u[v] * kj;
                     store(Mj, momentum);
-                    x += momentum;
+                    x += INJECT ? mu * momentum : momentum;
                 }
                 if (ERASE || !MOMENTUM) x += w[v] * kj;
                 store(Sj, x);
                 y[v] += x * qj;
-                if (ERASE) p[v] += x * kn;
+                if (RECALL) p[v] += x * kn;
             }
         }
         for (int v = 0; v < NV; ++v) store(s.y + t * dp + row + v * W, y[v]);
     }
 }
 
-// Call `block` for all rows: in blocks of BLOCK vectors, then the rest one vector at a time.
-template <class T, int BLOCK, class F> INLINE void over_rows(int64_t dp, F&& block) {
-    int64_t row = 0;
-    for (; row + BLOCK * LANES<T> <= dp; row += BLOCK * LANES<T>) block(std::integral_constant<int, BLOCK>{}, row);
-    for (; row < dp; row += LANES<T>) block(std::integral_constant<int, 1>{}, row);
+constexpr int ROW_BLOCK = 2;  // vectors of rows that are processed together
+
+// Call `block` for the rows `first` to `last`: in blocks of ROW_BLOCK vectors, then the rest one vector at a time.
+template <class T, class F> INLINE void over_rows(int64_t first, int64_t last, F&& block) {
+    constexpr int64_t rows = ROW_BLOCK * LANES<T>;
+    int64_t row = first;
+    for (; row + rows <= last; row += rows) block(std::integral_constant<int, ROW_BLOCK>{}, row);
+    for (; row < last; row += LANES<T>) block(std::integral_constant<int, 1>{}, row);
 }
 
-template <class T, bool ERASE, bool MOMENTUM> void forward_segment(MemoryScratch<T>& s, int64_t steps) {
-    over_rows<T, 2>(s.dp, [&](auto nv, int64_t row) { forward_rows<T, nv.value, ERASE, MOMENTUM>(s, row, steps); });
+// Into how many parts the rows of a task are divided: one, or one per block of rows if there are too few tasks to keep
+// the threads busy. Every block is computed alike in both cases, and sums over blocks have the same order.
+template <class T> INLINE int64_t row_parts(int64_t dp, int64_t tasks, int64_t threads) {
+    const int64_t blocks = (dp + ROW_BLOCK * LANES<T> - 1) / (ROW_BLOCK * LANES<T>);
+    const bool uneven = tasks < 2 * threads && tasks % threads != 0;
+    return threads > 1 && uneven ? blocks : 1;
+}
+
+// Select part `part` of `parts` of the rows.
+template <class T> INLINE void select_rows(MemoryScratch<T>& s, int64_t part, int64_t parts) {
+    s.first = parts == 1 ? 0 : part * ROW_BLOCK * LANES<T>;
+    s.last = parts == 1 ? s.dp : std::min(s.dp, s.first + ROW_BLOCK * LANES<T>);
+}
+
+template <class T, Correction CORRECTION, bool MOMENTUM, bool INJECT>
+void forward_segment(MemoryScratch<T>& s, int64_t steps) {
+    over_rows<T>(s.first, s.last,
+                 [&](auto nv, int64_t row) { forward_rows<T, nv.value, CORRECTION, MOMENTUM, INJECT>(s, row, steps); });
+}
+
+inline Correction correction(const MemoryArguments& a) {
+    return a.eta == 0 ? NO_CORRECTION : a.residual ? IN_MOMENTUM : IN_MEMORY;
+}
+
+// The residual rule always multiplies by mu, which costs it nothing.
+template <class T> auto choose_forward(const MemoryArguments& a) {
+    using Segment = void (*)(MemoryScratch<T>&, int64_t);
+    const bool erase = correction(a) == IN_MEMORY;
+    if (correction(a) == IN_MOMENTUM) return Segment(forward_segment<T, IN_MOMENTUM, true, true>);
+    if (a.inject)
+        return erase ? Segment(forward_segment<T, IN_MEMORY, true, true>)
+                     : Segment(forward_segment<T, NO_CORRECTION, true, true>);
+    if (a.momentum)
+        return erase ? Segment(forward_segment<T, IN_MEMORY, true, false>)
+                     : Segment(forward_segment<T, NO_CORRECTION, true, false>);
+    return erase ? Segment(forward_segment<T, IN_MEMORY, false, false>)
+                 : Segment(forward_segment<T, NO_CORRECTION, false, false>);
 }
 
 // Without momentum, M is not computed at every step. At the end it is the last write.
 template <class T> void last_write(MemoryScratch<T>& s, int64_t t) {
-    for (int64_t i = 0; i < s.dp; i += LANES<T>)
+    for (int64_t i = s.first; i < s.last; i += LANES<T>)
         for (int64_t j = 0; j < s.m; ++j)
             store(s.M + tiled<T>(i, j, s.mp), load(s.u + t * s.dp + i) * s.k[t * s.mp + j]);
 }
@@ -205,34 +258,38 @@ inline std::vector<int64_t> segment_offsets(const int64_t* offsets, int64_t sequ
 
 template <class T, class I> void memory_forward_typed(const MemoryArguments& a) {
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
-    const bool erase = a.eta != 0, momentum = a.momentum != 0;
-    const auto segment = erase ? (momentum ? forward_segment<T, true, true> : forward_segment<T, true, false>)
-                               : (momentum ? forward_segment<T, false, true> : forward_segment<T, false, false>);
-    const int64_t H = a.heads, tasks = a.sequences * H;
-#pragma omp parallel num_threads(int(std::max<int64_t>(1, std::min(a.threads, tasks))))
+    const bool momentum = a.momentum != 0;
+    const auto segment = choose_forward<T>(a);
+    const int64_t H = a.heads, tasks = a.sequences * H, parts = row_parts<T>(padded<T>(a.d), tasks, a.threads);
+#pragma omp parallel num_threads(int(std::max<int64_t>(1, std::min(a.threads, tasks * parts))))
     {
         MemoryScratch<T> s(a.d, a.m);
-        const std::size_t state_bytes = std::size_t(s.mp * s.dp) * sizeof(T);
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t sequence = task / H, h = task % H, begin = a.offsets[sequence], end = a.offsets[sequence + 1];
-            load_state<T>(a.S0, task, s.d, s.m, s.S.get());
-            load_state<T>(a.M0, task, s.d, s.m, s.M.get());
+        for (int64_t index = 0; index < tasks * parts; ++index) {
+            const int64_t task = index / parts, sequence = task / H, h = task % H, begin = a.offsets[sequence],
+                          end = a.offsets[sequence + 1];
+            select_rows(s, index % parts, parts);
+            const int64_t slice = s.first * s.mp, size = std::min(s.d, s.last) - s.first;
+            const std::size_t state_bytes = std::size_t((s.last - s.first) * s.mp) * sizeof(T);
+            load_state<T>(a.S0, task, s.d, s.m, s.S.get(), s.first, s.last);
+            load_state<T>(a.M0, task, s.d, s.m, s.M.get(), s.first, s.last);
             int64_t saved = segments[std::size_t(sequence)];
             for (int64_t t = begin; t < end; t += SEGMENT, ++saved) {
-                const int64_t steps = std::min<int64_t>(SEGMENT, end - t), place = (saved * H + h) * s.mp * s.dp;
-                if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S, state_bytes);
-                if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M, state_bytes);
+                const int64_t steps = std::min<int64_t>(SEGMENT, end - t),
+                              place = (saved * H + h) * s.mp * s.dp + slice;
+                if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S + slice, state_bytes);
+                if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M + slice, state_bytes);
                 load_segment<T, I>(a, s, t, steps, h);
                 s.prefetcher.clear();
                 prefetch_inputs<I>(a, s.prefetcher, t + steps, std::min<int64_t>(SEGMENT, end - t - steps), h);
-                s.prefetcher.add(sizeof(I), at<I>(a.y, (t * H + h) * s.d), H * s.d, steps, s.d);
+                I* y = at<I>(a.y, (t * H + h) * s.d + s.first);
+                s.prefetcher.add(sizeof(I), y, H * s.d, steps, size);
                 segment(s, steps);
-                scatter<I, false>(s.y.get(), s.dp, steps, s.d, at<I>(a.y, (t * H + h) * s.d), H * s.d);
+                scatter<I, false>(s.y + s.first, s.dp, steps, size, y, H * s.d);
                 if (!momentum && t + steps == end) last_write(s, steps - 1);
             }
-            store_state<T>(a.S, task, s.d, s.m, s.S.get());
-            store_state<T>(a.M, task, s.d, s.m, s.M.get());
+            store_state<T>(a.S, task, s.d, s.m, s.S.get(), s.first, s.last);
+            store_state<T>(a.M, task, s.d, s.m, s.M.get(), s.first, s.last);
         }
     }
 }
@@ -241,20 +298,24 @@ template <class T, class I> void memory_forward_typed(const MemoryArguments& a) 
 // layout, with a stride of mp.
 template <class T, int NR>
 INLINE void step_rows(const T* S, const T* M, T* S_out, T* M_out, const T* k, const T* q, const T* u, T alpha, T gamma,
-                      T forget, int64_t mp, T* y) {
+                      T mu, T forget, bool residual, int64_t mp, T* y) {
     using V = Vec<T>;
     constexpr int W = LANES<T>;
     V p[NR], out[NR];
     for (int r = 0; r < NR; ++r) p[r] = out[r] = zero<T>();
     for (int64_t j = 0; j < mp; j += W)
         for (int r = 0; r < NR; ++r) p[r] += load(S + r * mp + j) * load(k + j);
-    T w[NR];
-    for (int r = 0; r < NR; ++r) w[r] = forget * sum<T>(p[r]);
+    T w[NR], write[NR];
+    for (int r = 0; r < NR; ++r) {
+        const T correction = forget * sum<T>(p[r]);
+        w[r] = residual ? T(0) : correction;
+        write[r] = residual ? u[r] + correction : u[r];
+    }
     for (int64_t j = 0; j < mp; j += W) {
         const V kj = load(k + j), qj = load(q + j);
         for (int r = 0; r < NR; ++r) {
-            const V momentum = gamma * load(M + r * mp + j) + u[r] * kj;
-            const V x = alpha * load(S + r * mp + j) + w[r] * kj + momentum;
+            const V momentum = gamma * load(M + r * mp + j) + write[r] * kj;
+            const V x = alpha * load(S + r * mp + j) + w[r] * kj + mu * momentum;
             store(M_out + r * mp + j, momentum);
             store(S_out + r * mp + j, x);
             out[r] += x * qj;
@@ -281,6 +342,7 @@ template <class T, class I> int64_t memory_step_typed(const MemoryArguments& a) 
             const T alpha = std::exp(*at<T>(a.log_alpha, task)), beta = *at<T>(a.beta, task),
                     forget = -alpha * T(a.eta) * beta;
             const T gamma = *at<T>(a.gamma, task / H * a.gamma_step + task % H * a.gamma_head);
+            const T mu = a.inject ? *at<T>(a.inject, task) : T(1);
             const T c = T(write_scale(a.write, beta, square_norm<T>(v, dp), square_norm<T>(k, mp)));
             for (int64_t i = 0; i < d; ++i) v[i] *= c;
             const int64_t place = task * d * m;
@@ -294,11 +356,11 @@ template <class T, class I> int64_t memory_step_typed(const MemoryArguments& a) 
             }
             int64_t i = 0;
             for (; i + 4 <= d; i += 4)
-                step_rows<T, 4>(S + i * mp, M + i * mp, S_out + i * mp, M_out + i * mp, k, q, v + i, alpha, gamma,
-                                forget, mp, y + i);
+                step_rows<T, 4>(S + i * mp, M + i * mp, S_out + i * mp, M_out + i * mp, k, q, v + i, alpha, gamma, mu,
+                                forget, a.residual, mp, y + i);
             for (; i < d; ++i)
-                step_rows<T, 1>(S + i * mp, M + i * mp, S_out + i * mp, M_out + i * mp, k, q, v + i, alpha, gamma,
-                                forget, mp, y + i);
+                step_rows<T, 1>(S + i * mp, M + i * mp, S_out + i * mp, M_out + i * mp, k, q, v + i, alpha, gamma, mu,
+                                forget, a.residual, mp, y + i);
             if (!whole) {
                 scatter<T, false>(S_out, mp, d, m, at<T>(a.S, place), m);
                 scatter<T, false>(M_out, mp, d, m, at<T>(a.M, place), m);

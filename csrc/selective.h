@@ -103,8 +103,8 @@ void forward_channels(SelectiveScratch<T>& s, int64_t row, int64_t steps) {
 
 template <class T, bool LONGHORN, bool MOMENTUM>
 void forward_group(SelectiveScratch<T>& s, int64_t size, int64_t steps) {
-    over_rows<T, 2>(padded<T>(size),
-                    [&](auto nv, int64_t row) { forward_channels<T, nv.value, LONGHORN, MOMENTUM>(s, row, steps); });
+    over_rows<T>(0, padded<T>(size),
+                 [&](auto nv, int64_t row) { forward_channels<T, nv.value, LONGHORN, MOMENTUM>(s, row, steps); });
 }
 
 // Load the states [D, N] of `size` channels, from `channel` on, of sequence `index`.
@@ -119,13 +119,21 @@ void store_channels(void* base, int64_t index, int64_t D, int64_t channel, int64
     store_state<T>(at<T>(base, (index * D + channel) * N), 0, size, N, state);
 }
 
+// The channels of a task: a group, or one block of rows of it if there are too few groups to keep the threads busy.
+template <class T> INLINE int64_t channels_per_task(int64_t tasks, int64_t threads) {
+    return row_parts<T>(CHANNEL_GROUP, tasks, threads) == 1 ? CHANNEL_GROUP : ROW_BLOCK * LANES<T>;
+}
+
+inline int64_t channel_groups(int64_t D, int64_t width) { return (D + width - 1) / width; }
+
 template <class T, class I> void selective_forward_typed(const SelectiveArguments& a) {
     const bool momentum = a.momentum != 0, longhorn = a.A == nullptr;
     const auto group = longhorn ? (momentum ? forward_group<T, true, true> : forward_group<T, true, false>)
                                 : (momentum ? forward_group<T, false, true> : forward_group<T, false, false>);
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
-    const int64_t total = a.offsets[a.sequences], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP,
-                  tasks = a.sequences * groups;
+    const int64_t total = a.offsets[a.sequences], saved_groups = channel_groups(a.D, CHANNEL_GROUP),
+                  width = channels_per_task<T>(a.sequences * saved_groups, a.threads),
+                  groups = channel_groups(a.D, width), tasks = a.sequences * groups;
     Buffer<T> scale(total);
     Buffer<double> v2(total), B2(total);
     write_scales<T, I>(a, total, scale, v2, B2);
@@ -134,8 +142,8 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
         SelectiveScratch<T> s(a.N);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t sequence = task / groups, channel = task % groups * CHANNEL_GROUP,
-                          size = std::min<int64_t>(CHANNEL_GROUP, a.D - channel);
+            const int64_t sequence = task / groups, channel = task % groups * width,
+                          size = std::min<int64_t>(width, a.D - channel);
             const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1];
             const std::size_t state_bytes = std::size_t(s.Np * padded<T>(size)) * sizeof(T);
             load_channels<T>(a.S0, sequence, a.D, channel, size, a.N, s.S);
@@ -144,7 +152,7 @@ template <class T, class I> void selective_forward_typed(const SelectiveArgument
             int64_t saved = segments[std::size_t(sequence)];
             for (int64_t t = begin; t < end; t += SEGMENT, ++saved) {
                 const int64_t steps = std::min<int64_t>(SEGMENT, end - t),
-                              place = (saved * groups * CHANNEL_GROUP + channel) * s.Np;
+                              place = (saved * saved_groups * CHANNEL_GROUP + channel) * s.Np;
                 if (a.S_saved) std::memcpy(at<T>(a.S_saved, place), s.S, state_bytes);
                 if (a.M_saved) std::memcpy(at<T>(a.M_saved, place), s.M, state_bytes);
                 load_segment<T, I>(a, s, scale, t, steps, channel, size);

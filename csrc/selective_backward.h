@@ -19,12 +19,11 @@ constexpr int64_t SHARES = 8;  // the sequences are divided into this many share
 template <class T> struct SelectiveGradients {
     SelectiveScratch<T>& s;
     Buffer<T> dS, dM, dA, dy, du, ddt, S_before, a_kept, M_before;
-    static constexpr int BLOCK = 2;
     SelectiveGradients(SelectiveScratch<T>& s, bool gamma)
         : s(s), dS(s.Np * CHANNEL_GROUP), dM(s.Np * CHANNEL_GROUP), dA(s.Np * CHANNEL_GROUP),
           dy(SEGMENT * CHANNEL_GROUP), du(SEGMENT * CHANNEL_GROUP), ddt(SEGMENT * CHANNEL_GROUP),
-          S_before(SEGMENT * s.Np * BLOCK * LANES<T>), a_kept(SEGMENT * s.Np * BLOCK * LANES<T>),
-          M_before(gamma ? SEGMENT * s.Np * BLOCK * LANES<T> : 0) {}
+          S_before(SEGMENT * s.Np * ROW_BLOCK * LANES<T>), a_kept(SEGMENT * s.Np * ROW_BLOCK * LANES<T>),
+          M_before(gamma ? SEGMENT * s.Np * ROW_BLOCK * LANES<T> : 0) {}
 };
 
 template <class T> struct SelectiveSums {  // sums of one group: dB, dC [steps][Np]; dgamma, dc [steps]
@@ -147,7 +146,7 @@ void backward_channels(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_t
 
 template <class T, bool LONGHORN, bool MOMENTUM, bool DGAMMA>
 void backward_group(SelectiveGradients<T>& g, SelectiveSums<T> sums_, int64_t size, int64_t steps) {
-    over_rows<T, SelectiveGradients<T>::BLOCK>(padded<T>(size), [&](auto nv, int64_t row) {
+    over_rows<T>(0, padded<T>(size), [&](auto nv, int64_t row) {
         recompute_channels<T, nv.value, LONGHORN, MOMENTUM, DGAMMA>(g, sums_, row, steps);
         backward_channels<T, nv.value, LONGHORN, MOMENTUM, DGAMMA>(g, sums_, row, steps);
     });
@@ -184,7 +183,7 @@ void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, Se
     const auto choose = a.A ? group_backward<T, false> : group_backward<T, true>;
     const GroupBackward<T> with_momentum = choose(true, dgamma), without = choose(false, false);
     const int64_t begin = a.offsets[sequence], end = a.offsets[sequence + 1],
-                  groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP;
+                  groups = channel_groups(a.D, CHANNEL_GROUP);
     const std::size_t state_bytes = std::size_t(s.Np * padded<T>(size)) * sizeof(T);
     load_channels<T>(a.dS, sequence, a.D, channel, size, a.N, g.dS);
     load_channels<T>(a.dM, sequence, a.D, channel, size, a.N, g.dM);
@@ -206,26 +205,30 @@ void backward_sequence(const SelectiveArguments& a, SelectiveGradients<T>& g, Se
     store_channels<T>(a.dM0, sequence, a.D, channel, size, a.N, g.dM);
 }
 
+// The sum of values[place of part] over the parts of a group of 64 channels and then over the groups: the order in which
+// one thread adds that processes whole groups.
+template <class T> INLINE T sum_of_parts(const T* values, int64_t step, int64_t count, int64_t parts, T total) {
+    for (int64_t part = 0; part < count; part += parts) {
+        T of_group = values[part * step];
+        for (int64_t next = part + 1; next < std::min(count, part + parts); ++next) of_group += values[next * step];
+        total += of_group;
+    }
+    return total;
+}
+
 // Add the sums of all groups for one step, and the derivative of the scale to dx, ddt and dB.
 template <class T, class I>
-void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64_t t, int64_t steps, T c, double v2,
-                 double B2) {
-    const int64_t groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP, Np = padded<T>(a.N);
-    T dc = 0, dgamma = 0;
-    for (int64_t group = 0; group < groups; ++group) {
-        dc += all.dc[group * steps + t];
-        dgamma += all.dgamma[group * steps + t];
-    }
+void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64_t width, int64_t t, int64_t steps, T c,
+                 double v2, double B2) {
+    const int64_t count = channel_groups(a.D, width), parts = CHANNEL_GROUP / width, Np = padded<T>(a.N);
+    const T dc = sum_of_parts<T>(all.dc + t, steps, count, parts, T(0)),
+            dgamma = sum_of_parts<T>(all.dgamma + t, steps, count, parts, T(0));
     const WriteGradient w = write_gradient(a.write, 1.0, v2, B2, c, double(dc));
     const I *B = at<I>(a.B, t * a.N), *x = at<I>(a.x, t * a.D), *dt = at<I>(a.dt, t * a.D);
     for (int64_t j = 0; j < a.N; ++j) {
-        T dB = T(w.k) * T(widen(B[j])), dC = 0;
-        for (int64_t group = 0; group < groups; ++group) {
-            dB += all.dB[(group * steps + t) * Np + j];
-            dC += all.dC[(group * steps + t) * Np + j];
-        }
-        *at<T>(a.dB, t * a.N + j) = dB;
-        *at<T>(a.dC, t * a.N + j) = dC;
+        const T by_scale = T(w.k) * T(widen(B[j]));
+        *at<T>(a.dB, t * a.N + j) = sum_of_parts<T>(all.dB + t * Np + j, steps * Np, count, parts, by_scale);
+        *at<T>(a.dC, t * a.N + j) = sum_of_parts<T>(all.dC + t * Np + j, steps * Np, count, parts, T(0));
     }
     if (a.dgamma) *at<T>(a.dgamma, t) = dgamma;
     if (a.write.steps < 0) return;
@@ -239,9 +242,9 @@ void finish_step(const SelectiveArguments& a, const SelectiveSums<T>& all, int64
 
 template <class T, class I> void selective_backward_typed(const SelectiveArguments& a) {
     const std::vector<int64_t> segments = segment_offsets(a.offsets, a.sequences);
-    const int64_t steps = a.offsets[a.sequences], groups = (a.D + CHANNEL_GROUP - 1) / CHANNEL_GROUP,
-                  Np = padded<T>(a.N);
-    const int64_t shares = std::min(SHARES, a.sequences), tasks = shares * groups,
+    const int64_t steps = a.offsets[a.sequences], shares = std::min(SHARES, a.sequences),
+                  width = channels_per_task<T>(shares * channel_groups(a.D, CHANNEL_GROUP), a.threads),
+                  groups = channel_groups(a.D, width), Np = padded<T>(a.N), tasks = shares * groups,
                   threads = std::max<int64_t>(1, a.threads);
     Buffer<T> scale(steps), dB(groups * steps * Np), dC(groups * steps * Np), dgamma(groups * steps),
         dc(groups * steps);
@@ -254,8 +257,8 @@ template <class T, class I> void selective_backward_typed(const SelectiveArgumen
         SelectiveGradients<T> g(s, a.dgamma != nullptr);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t share = task / groups, group = task % groups, channel = group * CHANNEL_GROUP,
-                          size = std::min<int64_t>(CHANNEL_GROUP, a.D - channel);
+            const int64_t share = task / groups, group = task % groups, channel = group * width,
+                          size = std::min<int64_t>(width, a.D - channel);
             const SelectiveSums<T> total{dB + group * steps * Np, dC + group * steps * Np, dgamma + group * steps,
                                          dc + group * steps};
             load_channels<T>(a.A, 0, a.D, channel, size, a.N, s.A);
@@ -267,7 +270,8 @@ template <class T, class I> void selective_backward_typed(const SelectiveArgumen
         }
     }
 #pragma omp parallel for schedule(static) num_threads(int(threads))
-    for (int64_t t = 0; t < steps; ++t) finish_step<T, I>(a, {dB, dC, dgamma, dc}, t, steps, scale[t], v2[t], B2[t]);
+    for (int64_t t = 0; t < steps; ++t)
+        finish_step<T, I>(a, {dB, dC, dgamma, dc}, width, t, steps, scale[t], v2[t], B2[t]);
     for (int64_t i = 0; a.A && i < a.D * a.N; ++i) {
         T sum_of_shares = 0;
         for (int64_t share = 0; share < shares; ++share) sum_of_shares += dA[share * a.D * a.N + i];

@@ -198,6 +198,68 @@ template <class T, class I> INLINE void narrow_gradient(T x, I& out) {
     narrow(x, out);
 }
 
+// ---- vectors of rows in memory: conversion of 16-bit numbers, and rows that end within a vector ----
+
+struct NarrowVector {  // 16 bits for each lane of a vector of float
+    typedef uint16_t type __attribute__((vector_size(VECTOR_BYTES / 2)));
+};
+
+// Load LANES<T> numbers of type I.
+template <class T, class I> INLINE Vec<T> load_as(const I* p) {
+    if constexpr (std::is_same<T, I>::value) return load(p);
+    else if constexpr (std::is_same<I, bfloat16>::value) {
+        NarrowVector::type bits;
+        std::memcpy(&bits, p, sizeof bits);
+        const Vec<uint32_t> wide = __builtin_convertvector(bits, Vec<uint32_t>) << 16;
+        Vec<T> result;
+        std::memcpy(&result, &wide, sizeof result);
+        return result;
+    } else {
+        Vec<T> result;
+        for (int c = 0; c < LANES<T>; ++c) result[c] = T(widen(p[c]));
+        return result;
+    }
+}
+
+// Store LANES<T> numbers as type I; gradients of float16 saturate.
+template <class I, bool GRADIENT, class T, class V = Vec<T>> INLINE void store_as(I* p, V v) {
+    if constexpr (std::is_same<T, I>::value) store(p, v);
+    else if constexpr (std::is_same<I, bfloat16>::value) {
+        Vec<uint32_t> bits;
+        std::memcpy(&bits, &v, sizeof bits);
+        const Vec<uint32_t> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        const Vec<uint32_t> result = (bits & 0x7fffffff) > 0x7f800000 ? Vec<uint32_t>{} + 0x7fc0 : rounded;
+        const NarrowVector::type out = __builtin_convertvector(result, NarrowVector::type);
+        std::memcpy(p, &out, sizeof out);
+    } else {
+        for (int c = 0; c < LANES<T>; ++c)
+            if constexpr (GRADIENT) narrow_gradient(v[c], p[c]);
+            else narrow(v[c], p[c]);
+    }
+}
+
+// The same for the first `left` numbers; the others of a loaded vector are `fill`, and are not stored.
+template <class T, class I> INLINE Vec<T> load_row(const I* p, int64_t left, T fill = T(0)) {
+    if (left >= LANES<T>) return load_as<T>(p);
+#if defined(__AVX512F__)
+    if constexpr (std::is_same<I, float>::value)
+        return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), __mmask16((1u << left) - 1), p);
+#endif
+    Vec<T> v = splat<T>(fill);
+    for (int64_t c = 0; c < left; ++c) v[c] = T(widen(p[c]));
+    return v;
+}
+
+template <class I, bool GRADIENT, class T, class V = Vec<T>> INLINE void store_row(I* p, V v, int64_t left) {
+    if (left >= LANES<T>) return store_as<I, GRADIENT, T>(p, v);
+#if defined(__AVX512F__)
+    if constexpr (std::is_same<I, float>::value) return _mm512_mask_storeu_ps(p, __mmask16((1u << left) - 1), v);
+#endif
+    for (int64_t c = 0; c < left; ++c)
+        if constexpr (GRADIENT) narrow_gradient(v[c], p[c]);
+        else narrow(v[c], p[c]);
+}
+
 // ---- scratch memory, aligned to 64 bytes and zeroed ----
 
 template <class T> class Buffer {

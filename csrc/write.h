@@ -3,6 +3,8 @@
 //
 //     sigma = tau_inside |beta| |v| |k|,   s = sigma / max(sigma, delta)
 //     c     = tau_outside tau_inside beta gain(s) / max(sigma, delta),   gain(s) = rho^steps(s) / s
+//
+// With beta outside of the normalization, sigma = tau_inside |v| |k|.
 #pragma once
 #include "arguments.h"
 #include "simd.h"
@@ -39,12 +41,16 @@ inline Gain gain(double square, int64_t steps) {
     return g;
 }
 
+// What of beta is inside of the normalization, and what of it scales the normalized write.
+inline double beta_within(const Write& w, double beta) { return w.beta_outside ? 1.0 : std::fabs(beta); }
+inline double beta_above(const Write& w, double beta) { return w.beta_outside ? beta : std::copysign(1.0, beta); }
+
 inline double write_scale(const Write& w, double beta, double v2, double k2) {
     const double tau = w.tau_inside * w.tau_outside;
     if (w.steps < 0) return tau * beta;
     const double product = v2 * k2, root = product < 1e300 ? std::sqrt(product) : std::sqrt(v2) * std::sqrt(k2);
-    const double sigma = w.tau_inside * std::fabs(beta) * root;
-    if (sigma > w.delta) return std::copysign(w.tau_outside * gain(1.0, w.steps).value, beta) / root;
+    const double sigma = w.tau_inside * beta_within(w, beta) * root;
+    if (sigma > w.delta) return w.tau_outside * gain(1.0, w.steps).value * beta_above(w, beta) / root;
     return tau * beta * gain(sigma / w.delta * (sigma / w.delta), w.steps).value / w.delta;
 }
 
@@ -58,9 +64,9 @@ void write_scales(const Write& w, int64_t steps, const T* beta, const double* v2
     const double above = w.tau_outside * gain(1.0, w.steps).value;
     bool usual = true;
     for (int64_t t = 0; t < steps; ++t) {
-        const double root = std::sqrt(v2[t] * k2[t]), sigma = w.tau_inside * std::fabs(double(beta[t])) * root;
+        const double root = std::sqrt(v2[t] * k2[t]), sigma = w.tau_inside * beta_within(w, double(beta[t])) * root;
         usual = usual & (sigma > w.delta) & (root < 1e150);
-        c[t] = T(std::copysign(above, double(beta[t])) / root);
+        c[t] = T(above * beta_above(w, double(beta[t])) / root);
     }
     if (usual) return;
     for (int64_t t = 0; t < steps; ++t) c[t] = T(write_scale(w, beta[t], v2[t], k2[t]));
@@ -74,14 +80,18 @@ struct WriteGradient {
 inline WriteGradient write_gradient(const Write& w, double beta, double v2, double k2, double c, double dc) {
     const double tau = w.tau_inside * w.tau_outside;
     if (w.steps < 0) return {tau * dc, 0, 0};
-    const double sigma = w.tau_inside * std::fabs(beta) * std::sqrt(v2) * std::sqrt(k2);
-    if (sigma > w.delta) return {0, -c * dc / v2, -c * dc / k2};  // c is a constant divided by |v| |k|; beta cancels
-    // c = tau beta gain(sigma^2 / delta^2) / delta, with sigma^2 = (tau_inside beta)^2 v2 k2
-    const double tb = w.tau_inside * beta / w.delta, square = tb * tb * v2 * k2;
+    const double root = std::sqrt(v2) * std::sqrt(k2), sigma = w.tau_inside * beta_within(w, beta) * root;
+    if (sigma > w.delta) {  // c is a constant divided by |v| |k|; inside, beta cancels
+        const double by_beta = w.beta_outside ? w.tau_outside * gain(1.0, w.steps).value / root * dc : 0;
+        return {by_beta, -c * dc / v2, -c * dc / k2};
+    }
+    // c = tau beta gain(sigma^2 / delta^2) / delta, with sigma^2 = (tau_inside beta)^2 v2 k2; outside without beta
+    const double tb = w.tau_inside * beta_within(w, beta) / w.delta, square = tb * tb * v2 * k2;
     const Gain g = gain(square, w.steps);
     const double by_square = tau * beta / w.delta * g.slope * dc;
     const double direct = tau / w.delta * g.value * dc;
-    const double dbeta = direct + tau / w.delta * g.slope * dc * 2 * square;  // beta d(square)/dbeta = 2 square
+    const double by_sigma = tau / w.delta * g.slope * dc * 2 * square;  // beta d(square)/dbeta = 2 square
+    const double dbeta = w.beta_outside ? direct : direct + by_sigma;
     return {dbeta, by_square * 2 * tb * tb * k2, by_square * 2 * tb * tb * v2};
 }
 

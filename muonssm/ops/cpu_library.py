@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .tracing import assume_constant
 
-ABI = 4
+ABI = 6
 SEGMENT = 64  # time steps between two saved states
 CHANNEL_GROUP = 64  # channels of one task of the selective scan
 LONGEST_FILTER = 64  # taps of the causal convolution
@@ -25,22 +25,34 @@ _Int, _Real, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 class Write(ctypes.Structure):
     """`Write` of csrc/arguments.h."""
 
-    _fields_ = (("steps", _Int), ("tau_inside", _Real), ("tau_outside", _Real), ("delta", _Real))
+    _fields_ = (
+        ("steps", _Int),
+        ("beta_outside", _Int),
+        ("tau_inside", _Real),
+        ("tau_outside", _Real),
+        ("delta", _Real),
+    )
+
+
+def plain_fields(integers: str, reals: str = "", pointers: str = "") -> tuple[tuple[str, type], ...]:
+    """Return the fields of a struct: names of integers, then of real numbers, then of pointers."""
+    kinds = ((integers, _Int), (reals, _Real), (pointers, _Pointer))
+    return tuple((name, kind) for names, kind in kinds for name in names.split())
 
 
 def _fields(integers: str, reals: str, pointers: str) -> tuple[tuple[str, type], ...]:
-    head = [(name, _Int) for name in integers.split()] + [(name, _Real) for name in reals.split()]
-    return (*head, ("write", Write), *((name, _Pointer) for name in pointers.split()))
+    """Fields with a `Write` in front of the pointers."""
+    return (*plain_fields(integers, reals, ""), ("write", Write), *plain_fields("", "", pointers))
 
 
 class MemoryArguments(ctypes.Structure):
     """`MemoryArguments` of csrc/arguments.h."""
 
     _fields_ = _fields(
-        "input threads sequences heads d m momentum gamma_step gamma_head",
+        "input threads sequences heads d m momentum residual gamma_step gamma_head",
         "eta",
-        "offsets q k v log_alpha beta gamma S0 M0 y S M S_saved M_saved "
-        "dy dS dM dq dk dv dlog_alpha dbeta dgamma dS0 dM0",
+        "offsets q k v log_alpha beta gamma inject S0 M0 y S M S_saved M_saved "
+        "dy dS dM dq dk dv dlog_alpha dbeta dgamma dinject dS0 dM0",
     )
 
 
@@ -74,12 +86,37 @@ class MambaArguments(ctypes.Structure):
     )
 
 
+class NormArguments(ctypes.Structure):
+    """`NormArguments` of csrc/arguments.h."""
+
+    _fields_ = plain_fields(
+        "input output threads rows heads size x_step gate_step unit gate_first",
+        "eps scale",
+        "x gate weight y dy dx dgate dweight",
+    )
+
+
+class SwigluArguments(ctypes.Structure):
+    """`SwigluArguments` of csrc/arguments.h."""
+
+    _fields_ = plain_fields("input threads count", "", "g u y dy dg du")
+
+
+class CrossEntropyArguments(ctypes.Structure):
+    """`CrossEntropyArguments` of csrc/arguments.h."""
+
+    _fields_ = plain_fields("input threads rows columns gradient", "scale", "logits labels losses")
+
+
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Write,
     MemoryArguments,
     SelectiveArguments,
     ConvolutionArguments,
     MambaArguments,
+    NormArguments,
+    SwigluArguments,
+    CrossEntropyArguments,
 )
 CONSTANTS = {"SEGMENT": SEGMENT, "CHANNEL_GROUP": CHANNEL_GROUP, "LONGEST_FILTER": LONGEST_FILTER}
 FUNCTIONS: dict[str, type[ctypes.Structure]] = {
@@ -92,6 +129,11 @@ FUNCTIONS: dict[str, type[ctypes.Structure]] = {
     "convolution_forward": ConvolutionArguments,
     "convolution_backward": ConvolutionArguments,
     "mamba_step": MambaArguments,
+    "norm_forward": NormArguments,
+    "norm_backward": NormArguments,
+    "swiglu_forward": SwigluArguments,
+    "swiglu_backward": SwigluArguments,
+    "cross_entropy": CrossEntropyArguments,
 }
 
 
@@ -121,11 +163,16 @@ def check_interface(library: ctypes.CDLL) -> None:
     for name in ("struct_size", "constant"):
         function = getattr(library, f"muonssm_{name}")
         function.argtypes, function.restype = (ctypes.c_char_p,), _Int
-    for struct in STRUCTS:
+    check_layout(library, STRUCTS, CONSTANTS)
+
+
+def check_layout(library: ctypes.CDLL, structs: tuple[type[ctypes.Structure], ...], constants: dict[str, int]) -> None:
+    """Compare the size of every struct and the shared constants with those of the library."""
+    for struct in structs:
         expected, size = ctypes.sizeof(struct), library.muonssm_struct_size(struct.__name__.encode())
         if size != expected:
             raise _mismatch(f"the size of struct {struct.__name__}", expected, size)
-    for name, value in CONSTANTS.items():
+    for name, value in constants.items():
         if (other := library.muonssm_constant(name.encode())) != value:
             raise _mismatch(name, value, other)
 

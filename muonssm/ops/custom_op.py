@@ -20,6 +20,13 @@ def custom_op(name: str, function: Callable[..., Any]) -> torch.library.CustomOp
     return torch.library.custom_op(name, function, mutates_args=())
 
 
+def add_decompositions() -> None:
+    """Let the ONNX exporter know `decompositions`; called when an operator is first traced."""
+    from .decompositions import register_decompositions
+
+    register_decompositions()
+
+
 def _old_spelling(hint: Any) -> Any:
     """`list[X]`, `tuple[X, Y]` and `X | None` as `typing.List[X]`, `typing.Tuple[X, Y]` and `typing.Optional[X]`."""
     arguments = tuple(_old_spelling(argument) for argument in typing.get_args(hint))

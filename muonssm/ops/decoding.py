@@ -43,7 +43,7 @@ def is_direct_step(tensors: Sequence[Any], packed: bool = False) -> bool:
     if torch.compiler.is_compiling():
         return False
     for tensor in tensors:  # a step takes some ten microseconds, so this loop has to be short
-        if type(tensor) not in _ORDINARY or not tensor.is_cpu:
+        if type(tensor) not in _ORDINARY or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
             return False
     shape = tensors[0].shape
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

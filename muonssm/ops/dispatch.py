@@ -16,6 +16,7 @@ from . import cpu_library
 from .decoding import is_one_step
 from .triton import config as triton_config
 from .triton import support as triton_support
+from .triton.kinds import Kind
 
 
 class Problem(NamedTuple):
@@ -26,6 +27,8 @@ class Problem(NamedTuple):
     length: int  # time steps of the longest sequence
     width: int = 0  # key dimension, or states per channel
     transformed: bool = False  # torch.func or forward-mode differentiation surrounds the call
+    orthogonalized: bool = False  # `Muon.orthogonalize` is set
+    kind: Kind | None = None  # of call, where `auto` may take Triton
 
 
 class Modules(NamedTuple):
@@ -47,8 +50,10 @@ class Implementation:
     summary: str
     load: Callable[[], Modules]
     limits: Callable[[Problem], str | None] = _no_limits  # why it cannot run a problem; None if it can
+    distrusted: Callable[[Problem], str | None] = _no_limits  # why `auto` leaves out a problem that it can run
     raw_inputs: bool = False  # `run_raw` takes the caller's inputs and does casts, write scales and packing itself
     transformable: bool = False  # consists of torch's own operations
+    orthogonalizes: bool = False  # serves the experiment `Muon.orthogonalize`
 
     def unsupported(self, problem: Problem) -> str | None:
         """Return why this implementation cannot run `problem`; None if it can."""
@@ -56,6 +61,8 @@ class Implementation:
             return "the mps device has no float64"
         if problem.transformed and not self.transformable:
             return "torch.func and forward-mode differentiation cannot see through its custom operations"
+        if problem.orthogonalized and not self.orthogonalizes:
+            return "only 'reference' and 'chunked' serve the experiment Muon(orthogonalize=...)"
         return self.limits(problem)
 
 
@@ -71,6 +78,19 @@ def _triton_limits(problem: Problem) -> str | None:
     if problem.width > triton_config.LARGEST:
         return f"the Triton kernels support at most {triton_config.LARGEST} key dimensions or states"
     return triton_support.unavailable(problem.device)
+
+
+def _triton_distrusted(problem: Problem) -> str | None:
+    if problem.kind is None:
+        return None
+    from .triton.self_check import distrusted
+
+    return distrusted(problem.device, is_one_step(problem.length, packed=False), *problem.kind)
+
+
+def may_take_triton(device: torch.device) -> bool:
+    """Return whether `auto` can choose the Triton kernels on `device`, and so needs the kind of a call."""
+    return "triton" in KERNELS.get(device.type, ())
 
 
 # One function with import statements per implementation: torch.compile follows these, but not an import by name.
@@ -112,11 +132,17 @@ def _triton() -> Modules:
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
-    "reference": Implementation("reference", "a loop over time steps; the oracle", _reference, transformable=True),
+    "reference": Implementation(
+        "reference", "a loop over time steps; the oracle", _reference, transformable=True, orthogonalizes=True
+    ),
     "scan": Implementation("scan", "Algorithm 1 of the paper: a parallel scan", _scan, transformable=True),
-    "chunked": Implementation("chunked", "matmuls within chunks, a recurrence across chunks", _chunked),
+    "chunked": Implementation(
+        "chunked", "matmuls within chunks, a recurrence across chunks", _chunked, orthogonalizes=True
+    ),
     "native": Implementation("native", "C++ kernels on a CPU", _native, _native_limits, raw_inputs=True),
-    "triton": Implementation("triton", "Triton kernels on a GPU", _triton, _triton_limits, raw_inputs=True),
+    "triton": Implementation(
+        "triton", "Triton kernels on a GPU", _triton, _triton_limits, _triton_distrusted, raw_inputs=True
+    ),
 }
 
 KERNELS = {"cpu": ("native",), "cuda": ("triton",)}
@@ -150,7 +176,8 @@ def choose(impl: str, problem: Problem) -> Implementation:
 def _choose_auto(problem: Problem) -> Implementation:
     reasons = {}
     for name in auto_order(problem):
-        reasons[name] = IMPLEMENTATIONS[name].unsupported(problem)
+        implementation = IMPLEMENTATIONS[name]
+        reasons[name] = implementation.unsupported(problem) or implementation.distrusted(problem)
         if reasons[name] is None:
             return IMPLEMENTATIONS[name]
     tried = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

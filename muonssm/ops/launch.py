@@ -4,7 +4,8 @@ inputs    the operator's arguments as the caller gave them
 tensors   the same, contiguous, in the dtypes that the kernels read; gamma is `[B, L, H]`, size 1 where constant
 S, M      initial states in the dtype of computation, or None
 offsets   bounds of the sequences in the flattened batch, int64 `[N + 1]`
-settings  the operator's numbers: eta (memory only), whether there is momentum, the four numbers of the write
+settings  the operator's numbers: eta and whether the correction goes into M (memory only), whether there is momentum,
+          the five numbers of the write
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from . import cpu_library
 from .decoding import is_decoding_step
 from .dtypes import gamma_tensor, saturate, widen
+from .memory.types import MemoryInputs
 from .muon import Muon
 from .tracing import assume_constant
 
@@ -28,17 +30,17 @@ LARGE = 32 << 20  # bytes; malloc reuses smaller blocks, larger ones are always 
 class MemoryCall(NamedTuple):
     """A call of `muon_memory`, ready for the kernels."""
 
-    tensors: list[Tensor]  # q, k, v, log_alpha, beta, gamma
+    tensors: list[Tensor]  # q, k, v, log_alpha, beta, gamma, and inject if it is given
     S: Tensor | None
     M: Tensor | None
     offsets: Tensor
-    settings: tuple[float, bool, list[float]]
+    settings: tuple[float, bool, bool, list[float]]
     recorded: bool  # gradients will be asked for
     step: bool  # a decoding step, for the single-step kernel
 
 
 def prepare_memory(
-    inputs: tuple[Tensor, ...],
+    inputs: MemoryInputs,
     eta: float,
     muon: Muon,
     state: tuple[Tensor, ...] | None,
@@ -46,16 +48,18 @@ def prepare_memory(
     dtype: torch.dtype,
 ) -> MemoryCall:
     """Cast q, k and v to one dtype of theirs, gates and states to `dtype`; make everything contiguous."""
-    q, k, v, log_alpha, beta = inputs
+    q, k, v, log_alpha, beta, inject = inputs
     vectors = common_dtype((q, k, v), dtype)
     gates = [widen(x, dtype).contiguous() for x in (log_alpha, beta)]
     gamma = gamma_tensor(muon.gamma, dtype, v.device).contiguous()
     S, M = (widen(x, dtype).contiguous() for x in state) if state else (None, None)
     tensors = [*vectors, *gates, gamma]
+    if inject is not None:
+        tensors.append(widen(inject, dtype).contiguous())
     recorded = records_gradients((*tensors, S, M))
     B, L = v.shape[:2]
     step = is_decoding_step(L, cu_seqlens is not None, recorded)
-    settings = (float(eta), has_momentum(muon), write_numbers(muon))
+    settings = memory_settings(eta, muon, inject is not None)
     return MemoryCall(tensors, S, M, sequence_offsets(B, L, cu_seqlens), settings, recorded, step)
 
 
@@ -118,21 +122,28 @@ def sequence_offsets(B: int, L: int, cu_seqlens: Tensor | None) -> Tensor:
     return torch.arange(B + 1) * L
 
 
+def memory_settings(eta: float, muon: Muon, injected: bool) -> tuple[float, bool, bool, list[float]]:
+    """Return eta, whether the correction goes into M, whether every step computes M, and the numbers of the write."""
+    residual = muon.correction == "momentum" and eta != 0
+    return float(eta), residual, has_momentum(muon) or residual or injected, write_numbers(muon)
+
+
 def has_momentum(muon: Muon) -> bool:
     """Return False only where gamma is the number 0; the values of a gamma tensor are not looked at."""
     return isinstance(muon.gamma, Tensor) or muon.gamma != 0
 
 
 def write_numbers(muon: Muon) -> list[float]:
-    """Return the fields of `cpu_library.Write`: steps (-1 for no normalization), tau inside, tau outside, delta."""
+    """Return the fields of `cpu_library.Write`: steps (-1 for no normalization), beta outside, tau inside, tau outside,
+    delta."""
     steps = {None: -1, "frobenius": 0}.get(muon.normalization, muon.ns_steps)
     inside, outside = (muon.tau, 1.0) if muon.tau_position == "inside" else (1.0, muon.tau)
-    return [float(steps), float(inside), float(outside), float(muon.delta)]
+    return [float(steps), float(muon.beta_position == "outside"), float(inside), float(outside), float(muon.delta)]
 
 
 def write_struct(numbers: list[float]) -> cpu_library.Write:
     """Build the struct from `write_numbers`."""
-    return cpu_library.Write(int(numbers[0]), *numbers[1:])
+    return cpu_library.Write(int(numbers[0]), int(numbers[1]), *numbers[2:])
 
 
 @assume_constant

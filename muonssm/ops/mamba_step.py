@@ -8,7 +8,6 @@ S, M      [B, D, N]        the memory's state
 from __future__ import annotations
 
 import ctypes
-import functools
 import operator
 from typing import NamedTuple
 
@@ -100,6 +99,13 @@ def _fits(x: Tensor, weights: MambaWeights, tail: Tensor, memory: MemoryState) -
     return memory.S.shape == memory.M.shape == (B, D, N)
 
 
-@functools.lru_cache
+_structs: dict[int, tuple[Muon, cpu_library.Write]] = {}  # by id, as hashing a Muon takes longer; keeps it alive
+
+
 def _write_struct(muon: Muon) -> cpu_library.Write:
-    return launch.write_struct(launch.write_numbers(muon))
+    known = _structs.get(id(muon))
+    if known is None:
+        if len(_structs) >= 256:
+            _structs.clear()
+        known = _structs[id(muon)] = muon, launch.write_struct(launch.write_numbers(muon))
+    return known[1]

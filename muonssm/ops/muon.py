@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,17 +12,22 @@ from torch import Tensor
 from muonssm.checks import check_choice, check_int, check_number, is_number
 
 NORMALIZATIONS = ("newton_schulz", "frobenius", None)
-TAU_POSITIONS = ("inside", "outside")
+POSITIONS = ("inside", "outside")
+CORRECTIONS = ("memory", "momentum")
+ORTHOGONALIZED = (None, "update", "read")
 
 
 @dataclass(frozen=True, eq=False)
 class Muon:
-    """Momentum and normalization of the memory write (eqs. 3 and 4, Definition 1).
+    """A memory rule: momentum, normalization of the write, and where the recall correction and the gates enter.
 
-        M_t = gamma_t M_{t-1} + N(tau beta_t v_t k_t^T)         N is set by `normalization`
+    The defaults are the paper's rule (eqs. 3 and 4, Definition 1). N is set by `normalization`:
+
+        M_t = gamma_t M_{t-1} + N(tau beta_t v_t k_t^T)
         S_t = S_{t-1} alpha_t (I - beta_t eta k_t k_t^T) + M_t
 
-    The defaults are the paper's. `Muon.off()` is the plain backbone.
+    `Muon.off()` is the plain backbone, `Muon.residual()` puts the correction into the momentum, and `Muon.gated()` lets
+    the gates scale the normalized write. docs/guide/rules.md says which one to take.
 
     Attributes:
         gamma: momentum decay in [0, 1]; 0 means no momentum. A float, or a tensor that receives gradients: a scalar,
@@ -33,7 +39,21 @@ class Muon:
         ns_steps: number of Newton-Schulz steps, >= 1.
         tau_position: `"inside"` for N(tau X), the paper's equation, where tau cancels unless the norm is below `delta`;
             `"outside"` for tau N(X), the paper's text ("scales the normalized update").
+        correction: where the recall S_{t-1} k_t is subtracted. `"memory"`: from S, as above. `"momentum"`: from the
+            write, so that momentum accumulates the error (the residual rule):
+
+                M_t = gamma_t M_{t-1} + N(tau beta_t v_t k_t^T) - alpha_t beta_t eta (S_{t-1} k_t) k_t^T
+                S_t = alpha_t S_{t-1} + M_t
+
+            Without a correction (eta 0, the selective scan) both are the same.
+        beta_position: `"inside"` for N(beta X), where the write gate cancels unless the norm is below `delta`;
+            `"outside"` for beta N(X), where it scales the write.
+        orthogonalize: an experiment, None by default: Newton-Schulz on matrices of rank above one, after every 64 steps
+            of a sequence and at its end. `"update"`: on the change of S over these steps. `"read"`: on the S that
+            these steps start from, for reading only. The Frobenius norm is kept. Only `reference` and `chunked` run it.
     """
+
+    gamma_is_known: ClassVar[bool] = False  # True in copies by `with_gamma`, whose values are not checked
 
     gamma: float | Tensor = 0.9
     tau: float = 0.6
@@ -41,6 +61,9 @@ class Muon:
     normalization: str | None = "newton_schulz"
     ns_steps: int = 1
     tau_position: str = "inside"
+    correction: str = "memory"
+    beta_position: str = "inside"
+    orthogonalize: str | None = None
 
     def __post_init__(self) -> None:
         _check_gamma(self.gamma)
@@ -48,22 +71,41 @@ class Muon:
         check_number("delta", self.delta, low=0, open_low=True)
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_int("ns_steps", self.ns_steps, least=1)
-        check_choice("tau_position", self.tau_position, TAU_POSITIONS)
+        check_choice("tau_position", self.tau_position, POSITIONS)
+        check_choice("correction", self.correction, CORRECTIONS)
+        check_choice("beta_position", self.beta_position, POSITIONS)
+        check_choice("orthogonalize", self.orthogonalize, ORTHOGONALIZED)
 
     @classmethod
     def off(cls) -> Muon:
         """Return the rule of the plain backbone (eq. 1): no momentum, and the write beta_t v_t k_t^T as it is."""
         return cls(gamma=0.0, tau=1.0, normalization=None)
 
+    @classmethod
+    def residual(cls, gamma: float | Tensor = 0.5, **settings: Any) -> Muon:
+        """Return the residual rule: momentum on the error v_t - S_{t-1} k_t, the write as it is.
+
+        A repeated key converges to its value for every gamma, which the paper's rule does not. In a mixer, a learned
+        gamma is suggested: `momentum="per_head"`.
+        """
+        return cls(**{"gamma": gamma, "tau": 1.0, "normalization": None, "correction": "momentum", **settings})
+
+    @classmethod
+    def gated(cls, gamma: float | Tensor = 0.5, **settings: Any) -> Muon:
+        """Return the paper's rule with both gates outside: tau beta_t NS(v_t k_t^T), so that beta scales the write."""
+        return cls(**{"gamma": gamma, "tau_position": "outside", "beta_position": "outside", **settings})
+
     def with_gamma(self, gamma: Tensor) -> Muon:
         """Return a copy with another gamma that is known to be in [0, 1].
 
-        It is not checked, so that a NaN in a layer's input shows up in its output and does not raise here.
+        It is not checked, neither here nor by the operators, so that a NaN in a layer's input shows up in its output
+        and does not raise.
         """
         if torch.compiler.is_compiling():
             return replace(self, gamma=gamma)
         other = copy.copy(self)
         object.__setattr__(other, "gamma", gamma)
+        object.__setattr__(other, "gamma_is_known", True)
         return other
 
     def __eq__(self, other: object) -> bool:
@@ -94,6 +136,11 @@ def _check_gamma(gamma: float | Tensor) -> None:
         raise TypeError(f"gamma must be a number or a floating-point tensor in [0, 1], got a tensor of {gamma.dtype}")
     if torch.compiler.is_compiling() or gamma.device.type != "cpu" or gamma.numel() == 0:
         return
+    check_gamma_values("gamma", gamma)
+
+
+def check_gamma_values(name: str, gamma: Tensor) -> None:
+    """Check that all values are in [0, 1]; NaN is not."""
     low, high = (bound.item() for bound in torch.aminmax(gamma.detach()))
     if not 0.0 <= low <= high <= 1.0:
-        raise ValueError(f"gamma must be in [0, 1], got values from {low:.6g} to {high:.6g}")
+        raise ValueError(f"{name} must be in [0, 1], got values from {low:.6g} to {high:.6g}")

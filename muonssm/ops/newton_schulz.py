@@ -17,6 +17,7 @@ from muonssm.checks import check_int, check_number
 
 from .dtypes import full_precision
 from .muon import Muon
+from .validate import check_dense
 
 A, B, C = 3.4445, -4.7750, 2.0315
 """Coefficients of Definition 1: rho(s) = A s + B s^3 + C s^5."""
@@ -37,6 +38,7 @@ def newton_schulz(X: Tensor, steps: int = 1, delta: float = 1e-6) -> Tensor:
     if not isinstance(X, Tensor) or not X.is_floating_point():
         got = f"a tensor of {X.dtype}" if isinstance(X, Tensor) else f"a value of type {type(X).__name__}"
         raise TypeError(f"X must be a floating-point tensor [..., d, m], got {got}")
+    check_dense("X", X)
     if X.ndim < 2:
         raise ValueError(f"X must have shape [..., d, m], got {list(X.shape)}")
     check_int("steps", steps, least=0)
@@ -60,12 +62,15 @@ def write_scale(k: Tensor, v: Tensor, beta: Tensor, muon: Muon) -> Tensor:
         NS(tau beta v k^T) = rho(s) v_hat k_hat^T = [tau beta gain(s) / max(sigma, delta)] v k^T
 
     The second form never divides by zero: a zero key or value gives an exactly zero write and the exact, finite
-    gradient. For sigma >= delta, gain(s) is the constant 0.701 (one step); see docs/design/operator.md.
+    gradient. For sigma >= delta, gain(s) is the constant 0.701 (one step); see docs/design/operator.md. With
+    `beta_position="outside"` sigma does not contain beta, and the write is beta NS(tau v k^T).
     """
     if muon.normalization is None:
         return muon.tau * beta
     inside, outside = (muon.tau, 1.0) if muon.tau_position == "inside" else (1.0, muon.tau)
-    sigma = inside * beta.abs() * _norm(v) * _norm(k)
+    sigma = inside * _norm(v) * _norm(k)
+    if muon.beta_position == "inside":
+        sigma = sigma * beta.abs()
     floor = sigma.clamp(min=muon.delta)
     steps = muon.ns_steps if muon.normalization == "newton_schulz" else 0
     return outside * inside * beta * _gain(sigma / floor, steps) / floor

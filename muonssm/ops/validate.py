@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from muonssm.checks import check_number
 
-from .muon import Muon
+from .muon import Muon, check_gamma_values
 from .state import MemoryState
 from .tracing import is_transformed
 
 Sizes = dict[str, int]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Refuse layouts that the operators do not serve: sparse, nested and mkldnn tensors."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise TypeError(f"{name} must be a dense tensor (layout torch.strided), got {layout}")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], layouts: Mapping[str, str]) -> Sizes:
@@ -34,6 +41,7 @@ def check_tensors(tensors: Mapping[str, Tensor], layouts: Mapping[str, str]) -> 
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
             raise TypeError(f"{name} must be a tensor of float64, float32, bfloat16 or float16, got {_type(tensor)}")
+        check_dense(name, tensor)
         device = tensor.device if device is None else device
         if tensor.device != device:
             raise ValueError(f"{name} must be on {device}, like {next(iter(tensors))}, got {tensor.device}")
@@ -66,8 +74,8 @@ def check_muon(muon: Muon, steps_layout: Sequence[int], device: torch.device) ->
         raise ValueError(f"muon.gamma must be a float or have shape {wanted}, got {list(gamma.shape)}")
     if gamma.device != device:
         raise ValueError(f"muon.gamma must be on {device}, like the inputs, got {gamma.device}")
-    check_lower_bound("muon.gamma", gamma, 0.0, "in [0, 1]")  # training can change gamma after `muon` was made
-    check_upper_bound("muon.gamma", gamma, 1.0, "in [0, 1]")
+    if gamma.numel() and not muon.gamma_is_known and _values_are_checked(gamma):
+        check_gamma_values("muon.gamma", gamma)  # training can change gamma after `muon` was made
 
 
 def check_state(state: MemoryState | None, shape: Sequence[int], device: torch.device) -> None:
@@ -79,14 +87,27 @@ def check_state(state: MemoryState | None, shape: Sequence[int], device: torch.d
     for name, tensor in zip(("state.S", "state.M"), state, strict=True):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor, got {_type(tensor)}")
+        check_dense(name, tensor)
         if tuple(tensor.shape) != tuple(shape):
             raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
         if tensor.device != device:
             raise ValueError(f"{name} must be on {device}, like the inputs, got {tensor.device}")
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> list[int] | None:
-    """Return the lengths of packed sequences, or None if nothing is packed.
+class Packed(NamedTuple):
+    """Bounds of packed sequences, checked, and their lengths: None in compiled code, which cannot read them."""
+
+    cu_seqlens: Tensor
+    lengths: list[int] | None
+
+    @property
+    def sequences(self) -> int:
+        """Count the sequences."""
+        return self.cu_seqlens.numel() - 1
+
+
+def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> Packed | None:
+    """Return checked bounds of packed sequences, or None if nothing is packed.
 
     `cu_seqlens` follows flash-attention: an integer tensor [N + 1] of positions that starts at 0, never decreases and
     ends at L. Equal neighbors are an empty sequence.
@@ -99,11 +120,32 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> list[int] | N
         raise ValueError(f"cu_seqlens must have shape [N + 1] with N >= 1 sequences, got {list(cu_seqlens.shape)}")
     if B != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, all sequences in one row, got {B}")
+    if not torch.compiler.is_compiling():
+        return Packed(cu_seqlens, read_lengths(cu_seqlens, L))
+    from .checked_bounds import checked_bounds
+
+    return Packed(checked_bounds(cu_seqlens, L), None)
+
+
+def read_lengths(cu_seqlens: Tensor, L: int) -> list[int]:
+    """Return the lengths of packed sequences, from bounds with valid values."""
     bounds = cu_seqlens.tolist()
     lengths = [end - start for start, end in itertools.pairwise(bounds)]
     if bounds[0] != 0 or bounds[-1] != L or min(lengths) < 0:
         raise ValueError(f"cu_seqlens must start at 0, never decrease and end at L = {L}, got {_short(bounds)}")
     return lengths
+
+
+def longest_sequence(packed: Packed | None, L: int) -> int:
+    """Return the length of the longest sequence, or the upper bound L where lengths cannot be read."""
+    return L if packed is None or packed.lengths is None else max(packed.lengths)
+
+
+def lengths_of(packed: Packed | None, L: int) -> list[int] | None:
+    """Return the lengths of packed sequences; compiled code stops here to read them."""
+    if packed is None or packed.lengths is not None:
+        return None if packed is None else packed.lengths
+    return read_lengths(packed.cu_seqlens, L)
 
 
 def check_eta(eta: float) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import cpu_library, validate
+from .. import cpu_library, split, validate
 from ..decoding import is_one_step
 from ..dtypes import compute_dtype, full_precision
 from ..tracing import is_transformed
@@ -53,13 +53,19 @@ def causal_convolution(
     Returns:
         y `[B, L, C]` and the new tail, in x's dtype. Sums are in float32, or float64 if x or weight is.
     """
+    context = split.current()
+    if context is not None:
+        settings = {"activation": activation, "impl": impl}
+        return context.convolution(x, weight, bias, tail=tail, cu_seqlens=cu_seqlens, **settings)
     if activation not in ("silu", None):
         raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    validate.check_dense("x", x)
     channels, _, K = weight.shape
     if x.ndim != 3 or x.shape[2] != channels:
         raise ValueError(f"x must have shape [B, L, {channels}] for {channels} filters, got {list(x.shape)}")
-    lengths = validate.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
-    sequences = x.shape[0] if lengths is None else len(lengths)
+    packed = validate.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
+    cu_seqlens = None if packed is None else packed.cu_seqlens
+    sequences = x.shape[0] if packed is None else packed.sequences
     if tail is None:
         tail = x.new_zeros(sequences, K - 1, channels)
     elif tuple(tail.shape) != (sequences, K - 1, channels):

@@ -56,7 +56,8 @@ convolution_native = custom_op("muonssm::convolution_native", _forward)
 
 
 @convolution_native.register_fake
-def _(tensors, offsets, silu):  # type: ignore[no-untyped-def]
+def fake(tensors, offsets, silu):  # type: ignore[no-untyped-def]
+    """Allocate the result of `convolution_native`."""
     return tensors[0].new_empty(tensors[0].shape)
 
 

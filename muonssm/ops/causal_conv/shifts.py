@@ -47,7 +47,7 @@ def last_rows(x: Tensor, tail: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     # Positions count from the start of the tail.
     position = (bounds[1:] - bounds[:-1])[:, None] + torch.arange(before, device=x.device)
     new = x[0][(bounds[:-1, None] + position - before).clamp(0, L - 1)]
-    old = torch.take_along_dim(tail, position.clamp(max=before - 1)[..., None], dim=1) if before else tail
+    old = tail.gather(1, position.clamp(max=before - 1)[..., None].expand_as(tail)) if before else tail
     return torch.where((position < before)[..., None], old, new)
 
 

@@ -2,7 +2,8 @@
 
 The kernels do casts, the scale of the write and packed sequences themselves: see csrc/memory.h.
 
-    inputs           q, k [B, L, H, m];  v [B, L, H, d];  log_alpha, beta [B, L, H];  gamma [B, L, H] with ones
+    inputs           q, k [B, L, H, m];  v [B, L, H, d];  log_alpha, beta [B, L, H];  gamma [B, L, H] with ones;
+                     inject [B, L, H], if it is given
     S0, M0, S, M     [N, H, d, m], one state per sequence
     S_saved, M_saved [segments, H, padded d * padded m], states before every 64 steps, for the backward pass
 """
@@ -18,22 +19,23 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, launch
-from ..custom_op import custom_op
+from ..custom_op import add_decompositions, custom_op
 from ..decoding import is_direct_step
 from ..muon import Muon
 from ..state import MemoryState
+from .types import MemoryInputs
 
 
 def run_raw(
-    inputs: tuple[Tensor, ...],
+    inputs: MemoryInputs,
     eta: float,
     muon: Muon,
     state: tuple[Tensor, ...] | None,
     cu_seqlens: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y `[B, L, H, d]` in v's dtype and the last S, M in `dtype`, from the caller's q, k, v, log_alpha, beta."""
-    v = inputs[2]
+    """Return y `[B, L, H, d]` in v's dtype and the last S, M in `dtype`, from the caller's inputs."""
+    v = inputs.v
     call = launch.prepare_memory(inputs, eta, muon, state, cu_seqlens, dtype)
     function = memory_native if call.recorded or not launch.is_eager(v) else _forward
     y, S, M, *_ = function(call.tensors, call.S, call.M, call.offsets, *call.settings, call.recorded, call.step)
@@ -44,7 +46,7 @@ _templates: dict[tuple[Any, ...], cpu_library.MemoryArguments] = {}
 
 
 def decode(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    inputs: MemoryInputs,
     eta: float,
     muon: Muon,
     state: MemoryState,
@@ -59,10 +61,12 @@ def decode(
     """
     if not isinstance(state, tuple) or len(state) != 2 or type(eta) not in (float, int):
         return None
-    if not is_direct_step((*inputs, *state), packed=cu_seqlens is not None):
+    inject = inputs.inject
+    given = (*inputs[:5], *state) if inject is None else (*inputs[:5], *state, inject)
+    if not is_direct_step(given, packed=cu_seqlens is not None):
         return None
-    tensors = [x.contiguous() for x in (*inputs, *state)]
-    q, k, v, log_alpha, beta, S, M = tensors
+    tensors = [x.contiguous() for x in given]
+    q, k, v, log_alpha, beta, S, M = tensors[:7]
     keys, values, dtype, wide = q.shape, v.shape, q.dtype, S.dtype
     if len(keys) != 4 or len(values) != 4 or k.shape != keys or k.dtype is not dtype or v.dtype is not dtype:
         return None
@@ -71,10 +75,12 @@ def decode(
     gates, states = keys[:3], S.shape
     if values[:3] != gates or log_alpha.shape != gates or beta.shape != gates or M.shape != states:
         return None
-    key = (keys, values, states, dtype, wide, eta, id(muon))
+    if inject is not None and (inject.shape != gates or inject.dtype is not wide):
+        return None
+    key = (keys, values, states, dtype, wide, eta, id(muon), inject is None)
     template = _templates.get(key)
     if template is None:
-        template = _decode_template(q, v, S, eta, muon)
+        template = _decode_template(q, v, S, eta, muon, inject)
         if template is None:
             return None
         if len(_templates) >= 256:
@@ -83,13 +89,17 @@ def decode(
     y, S_next, M_next = torch.empty_like(v), torch.empty_like(S), torch.empty_like(M)
     a = cpu_library.MemoryArguments.from_buffer_copy(template)
     a.threads = torch.get_num_threads()
-    a.q, a.k, a.v, a.log_alpha, a.beta, a.S0, a.M0 = [x.data_ptr() for x in tensors]
+    a.q, a.k, a.v, a.log_alpha, a.beta, a.S0, a.M0 = [x.data_ptr() for x in tensors[:7]]
+    if inject is not None:
+        a.inject = tensors[7].data_ptr()
     a.y, a.S, a.M = y.data_ptr(), S_next.data_ptr(), M_next.data_ptr()
     refused = cpu_library.load().muonssm_memory_step(a)  # some log_alpha is above 0
     return None if refused else (y, MemoryState(S_next, M_next))
 
 
-def _decode_template(q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon) -> cpu_library.MemoryArguments | None:
+def _decode_template(
+    q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon, inject: Tensor | None
+) -> cpu_library.MemoryArguments | None:
     """Fill in what stays the same from step to step; None if the kernel cannot run such steps.
 
     The template keeps alive the tensors it points to, and `muon`, whose id is part of the template's key.
@@ -99,8 +109,10 @@ def _decode_template(q: Tensor, v: Tensor, S: Tensor, eta: float, muon: Muon) ->
         return None
     if isinstance(muon.gamma, Tensor) or not math.isfinite(eta) or cpu_library.unavailable() is not None:
         return None
+    if muon.orthogonalize is not None:
+        return None
     gamma, offsets = torch.full((1, 1, 1), float(muon.gamma), dtype=wide), torch.arange(B + 1)
-    settings = (float(eta), launch.has_momentum(muon), launch.write_numbers(muon))
+    settings = launch.memory_settings(eta, muon, inject is not None)
     template = _arguments([q, q, v, gamma, gamma, gamma], offsets, *settings)
     template.kept = (gamma, offsets, muon)
     return template
@@ -113,9 +125,9 @@ def _strides(gamma: Tensor) -> tuple[int, int]:
 
 
 def _arguments(
-    inputs: list[Tensor], offsets: Tensor, eta: float, momentum: bool, write: list[float]
+    inputs: list[Tensor], offsets: Tensor, eta: float, residual: bool, momentum: bool, write: list[float]
 ) -> cpu_library.MemoryArguments:
-    q, _, v, *_, gamma = inputs
+    q, _, v, _, _, gamma, *inject = inputs
     H, d, m = *v.shape[2:], q.shape[3]
     a = cpu_library.MemoryArguments(
         launch.INPUT_TYPES[v.dtype],
@@ -125,10 +137,12 @@ def _arguments(
         d,
         m,
         momentum,
+        residual,
         *_strides(gamma),
     )
     a.eta, a.write, a.offsets = eta, launch.write_struct(write), offsets.data_ptr()
-    a.q, a.k, a.v, a.log_alpha, a.beta, a.gamma = (x.data_ptr() for x in inputs)
+    a.q, a.k, a.v, a.log_alpha, a.beta, a.gamma = (x.data_ptr() for x in inputs[:6])
+    a.inject = inject[0].data_ptr() if inject else None
     return a
 
 
@@ -146,17 +160,18 @@ def _forward(
     M0: Tensor | None,
     offsets: Tensor,
     eta: float,
+    residual: bool,
     momentum: bool,
     write: list[float],
     save: bool,
     step: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return y, S, M, S_saved, M_saved, the last two empty unless `save`; `step` asks for the single-step kernel."""
-    q, _, v, _, beta, _ = inputs
+    q, _, v, _, beta, *_ = inputs
     state, saved = _shapes(q, v, offsets)
     y, S, M = launch.empty(v, v.shape), beta.new_empty(state), beta.new_empty(state)
     S_saved, M_saved = (launch.empty(beta, saved if kept else 0) for kept in (save, save and momentum))
-    a = _arguments(inputs, offsets, eta, momentum, write)
+    a = _arguments(inputs, offsets, eta, residual, momentum, write)
     a.S0, a.M0, a.y, a.S, a.M = (launch.address(x) for x in (S0, M0, y, S, M))
     a.S_saved, a.M_saved = launch.address(S_saved), launch.address(M_saved)
     refused = cpu_library.call("memory_step", a) if step else True
@@ -169,8 +184,10 @@ memory_native = custom_op("muonssm::memory_native", _forward)
 
 
 @memory_native.register_fake
-def _(inputs, S0, M0, offsets, eta, momentum, write, save, step):  # type: ignore[no-untyped-def]
-    q, _, v, _, beta, _ = inputs
+def fake(inputs, S0, M0, offsets, eta, residual, momentum, write, save, step):  # type: ignore[no-untyped-def]
+    """Allocate the results of `memory_native`."""
+    add_decompositions()
+    q, _, v, _, beta, *_ = inputs
     state, saved = _shapes(q, v, offsets)
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))
     return v.new_empty(v.shape), *(beta.new_empty(shape) for shape in shapes)
@@ -183,54 +200,61 @@ def _memory_native_backward(
     saved: list[Tensor],
     offsets: Tensor,
     eta: float,
+    residual: bool,
     momentum: bool,
     write: list[float],
     dgamma: bool,
+    dinject: bool,
 ) -> list[Tensor]:
-    """Return the gradients of q, k, v, log_alpha, beta, gamma (`[B, L, H]`, empty unless `dgamma`), S0, M0."""
-    out = _gradients(grads, inputs, dgamma, launch.empty)
+    """Return the gradients of q, k, v, log_alpha, beta, gamma and inject (empty unless asked for), S0, M0."""
+    out = _gradients(grads, inputs, dgamma, dinject, launch.empty)
     dy, dS, dM = (x.contiguous() for x in grads)
-    a = _arguments(inputs, offsets, eta, momentum, write)
+    a = _arguments(inputs, offsets, eta, residual, momentum, write)
     a.S_saved, a.M_saved = (launch.address(x) for x in saved)
     a.dy, a.dS, a.dM = dy.data_ptr(), dS.data_ptr(), dM.data_ptr()
-    a.dq, a.dk, a.dv, a.dlog_alpha, a.dbeta, a.dgamma, a.dS0, a.dM0 = (launch.address(x) for x in out)
+    a.dq, a.dk, a.dv, a.dlog_alpha, a.dbeta, a.dgamma, a.dinject, a.dS0, a.dM0 = (launch.address(x) for x in out)
     cpu_library.call("memory_backward", a)
     return out
 
 
 @_memory_native_backward.register_fake
-def _(grads, inputs, saved, offsets, eta, momentum, write, dgamma):  # type: ignore[no-untyped-def]
-    return _gradients(grads, inputs, dgamma)
+def _(grads, inputs, saved, offsets, eta, residual, momentum, write, dgamma, dinject):  # type: ignore[no-untyped-def]
+    return _gradients(grads, inputs, dgamma, dinject)
 
 
 def _gradients(
-    grads: list[Tensor], inputs: list[Tensor], dgamma: bool, empty: Callable[..., Tensor] = Tensor.new_empty
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    dgamma: bool,
+    dinject: bool,
+    empty: Callable[..., Tensor] = Tensor.new_empty,
 ) -> list[Tensor]:
     """Allocate the gradients."""
-    *first, beta, _ = inputs
-    by_gamma = empty(beta, beta.shape if dgamma else 0)
-    return [*(empty(x, x.shape) for x in (*first, beta)), by_gamma, *(empty(x, x.shape) for x in grads[1:])]
+    beta = inputs[4]
+    gates = [empty(beta, beta.shape if needed else 0) for needed in (dgamma, dinject)]
+    return [*(empty(x, x.shape) for x in inputs[:5]), *gates, *(empty(x, x.shape) for x in grads[1:])]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, S0, _, offsets, eta, momentum, write, _, _ = inputs
+    tensors, S0, _, offsets, *settings, _, _ = inputs
     ctx.save_for_backward(*tensors, offsets, *output[3:])
-    ctx.settings, ctx.stateless = (eta, momentum, write), S0 is None
+    ctx.settings, ctx.stateless = tuple(settings), S0 is None
     ctx.set_materialize_grads(False)  # the saved states are large, and nothing differentiates them
 
 
 def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, offsets, S_saved, M_saved = ctx.saved_tensors
-    q, _, v, _, beta, gamma = inputs
+    q, _, v, _, beta, gamma, *inject = inputs
     state, _ = _shapes(q, v, offsets)
     grads = launch.materialize(given[:3], (v, beta, beta), (v.shape, state, state))
-    dgamma = ctx.needs_input_grad[0][5]
-    *first, by_gamma, dS0, dM0 = _memory_native_backward(
-        grads, inputs, [S_saved, M_saved], offsets, *ctx.settings, dgamma
+    dgamma, dinject = ctx.needs_input_grad[0][5], bool(inject) and ctx.needs_input_grad[0][6]
+    *first, by_gamma, by_inject, dS0, dM0 = _memory_native_backward(
+        grads, inputs, [S_saved, M_saved], offsets, *ctx.settings, dgamma, dinject
     )
     by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None
+    by_tensors = [*first, by_gamma, *([by_inject if dinject else None] if inject else [])]
     states = (None, None) if ctx.stateless else (dS0, dM0)
-    return [*first, by_gamma], *states, None, None, None, None, None, None
+    return by_tensors, *states, *(None,) * 7
 
 
 memory_native.register_autograd(_backward, setup_context=_save)

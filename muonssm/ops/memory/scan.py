@@ -2,8 +2,9 @@
 
     Z_t = [S_t M_t]                               [B, L, H, d, 2m]
     Z_t = Z_{t-1} Phi_t + Psi_t
-    Phi_t = [[D_t, 0], [mu_t gamma_t I, gamma_t I]]    [B, L, H, 2m, 2m],   D_t = alpha_t (I - e_t k_t k_t^T)
+    Phi_t = [[D_t - mu_t E_t, -E_t], [mu_t gamma_t I, gamma_t I]]      [B, L, H, 2m, 2m]
     Psi_t = [mu_t U_t, U_t]                       [B, L, H, d, 2m],    U_t = u_t k_t^T
+    D_t   = alpha_t (I - e_t k_t k_t^T),   E_t = alpha_t eps_t k_t k_t^T, which is 0 in the paper's rule
 
 It is here for fidelity to the paper. It forms every state and every 2m x 2m transition: O(L m (d + m)) memory.
 """
@@ -45,10 +46,12 @@ def block_affine(steps: MemorySteps) -> tuple[Tensor, Tensor]:
     identity = torch.eye(m, dtype=steps.k.dtype, device=steps.k.device).expand(B, L, H, m, m)
     k = steps.k[..., None]
     D = identity if steps.erase is None else identity - steps.erase[..., None, None] * (k * k.mT)
-    D = steps.log_alpha.exp()[..., None, None] * D
+    alpha = steps.log_alpha.exp()[..., None, None]
+    D = alpha * D
+    E = torch.zeros_like(D) if steps.residual is None else alpha * steps.residual[..., None, None] * (k * k.mT)
     gamma = steps.gamma.expand(B, L, H)[..., None, None]
-    mu = steps.mu.expand(B, L, 1)[..., None, None]
+    mu = steps.mu.expand(B, L, H)[..., None, None]
     U = steps.u[..., None] * k.mT
-    top = torch.cat((D, torch.zeros_like(D)), dim=-1)
+    top = torch.cat((D - mu * E, -E), dim=-1)
     bottom = torch.cat((mu * gamma * identity, gamma * identity), dim=-1)
     return torch.cat((top, bottom), dim=-2), torch.cat((mu * U, U), dim=-1)

@@ -5,7 +5,8 @@ is four launches (measure, solve, states, output) and keeps only its inputs. The
 then launches backward_states, values, scores, keys and gates. docs/design/gpu.md lists the intermediate tensors and the
 costs.
 
-    inputs           q, k [B, L, H, m];  v [B, L, H, d];  log_alpha, beta [B, L, H];  gamma [B, L, H] with ones
+    inputs           q, k [B, L, H, m];  v [B, L, H, d];  log_alpha, beta [B, L, H];  gamma [B, L, H] with ones;
+                     inject [B, L, H], if it is given
     S0, M0, S, M     [N, H, d, m], one state per sequence
     kept             intermediate tensors [chunks, H, ...], by their names in the kernels
 """
@@ -28,6 +29,7 @@ from ..muon import Muon
 from ..triton import config, support
 from .kernels import common
 from .kernels.aot import KERNELS
+from .types import MemoryInputs
 
 C = config.CHUNK
 BY_COLUMNS = ("memory_states", "memory_backward_states", "memory_output", "memory_step")  # one program per block of d
@@ -35,15 +37,15 @@ TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 
 
 def run_raw(
-    inputs: tuple[Tensor, ...],
+    inputs: MemoryInputs,
     eta: float,
     muon: Muon,
     state: tuple[Tensor, ...] | None,
     cu_seqlens: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y `[B, L, H, d]` in v's dtype and the last S, M in float32, from the caller's q, k, v, log_alpha, beta."""
-    v = inputs[2]
+    """Return y `[B, L, H, d]` in v's dtype and the last S, M in float32, from the caller's inputs."""
+    v = inputs.v
     call = launch.prepare_memory(inputs, eta, muon, state, cu_seqlens, dtype)
     function = memory_triton if call.recorded or not launch.is_eager(v) else _forward
     y, S, M = function(call.tensors, call.S, call.M, call.offsets, *call.settings, call.step)
@@ -67,9 +69,10 @@ def _chunk_table(offsets: tuple[int, ...], device: torch.device) -> tuple[Tensor
 class _Call:
     """The sizes and settings of one call; launches its kernels."""
 
-    inputs: list[Tensor]  # q, k, v, log_alpha, beta, gamma
+    inputs: list[Tensor]  # q, k, v, log_alpha, beta, gamma, and inject if it is given
     offsets: tuple[int, ...]
     eta: float
+    residual: bool
     momentum: bool
     write: list[float]
 
@@ -110,10 +113,13 @@ class _Call:
         BD, BM = min(cut.BD, config.padded(d)), min(cut.BM, config.padded(m))
         kernel = KERNELS[name]
         columns = triton.cdiv(d, BD) if name in BY_COLUMNS else 1
+        inject = self.inputs[6] if len(self.inputs) == 7 else None
         gamma = self.inputs[5]
-        steps, inside, outside, delta = self.write
+        steps, beta_outside, inside, outside, delta = self.write
         own = {
-            **dict(zip(("q", "k", "v", "log_alpha", "beta", "gamma"), self.inputs, strict=True)),
+            **dict(zip(("q", "k", "v", "log_alpha", "beta", "gamma"), self.inputs[:6], strict=True)),
+            "inject": inject, "INJECT": inject is not None,
+            "RESIDUAL": self.residual, "BETA_OUTSIDE": bool(beta_outside),
             "H": H, "m": m, "d": d, "MP": config.padded(m), "DP": config.padded(d), "BD": BD, "BM": BM,
             "gamma_step": H if gamma.shape[0] * gamma.shape[1] > 1 else 0, "gamma_head": int(gamma.shape[2] > 1),
             "eta": self.eta, "ERASE": self.eta != 0.0, "MOMENTUM": self.momentum, "STEPS": int(steps),
@@ -142,7 +148,7 @@ def _states(
     }
     for name, width, needed in (
         ("WS", m, erase), ("WM", m, erase and call.momentum), ("W", d, erase),
-        ("RS", m, erase and backward), ("R", d, erase and backward),
+        ("RS", m, erase and backward), ("RM", m, call.residual and backward), ("R", d, erase and backward),
     ):  # fmt: skip
         kept[name] = call.scratch(C, width) if needed else None
     kept |= {"S_all": call.scratch(m, d), "M_all": call.scratch(m, d) if call.momentum else None}
@@ -163,12 +169,13 @@ def _forward(
     M0: Tensor | None,
     offsets: Tensor,
     eta: float,
+    residual: bool,
     momentum: bool,
     write: list[float],
     step: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, S, M; `step` asks for the single-step kernel."""
-    call = _Call(inputs, tuple(offsets.tolist()), eta, momentum, write)
+    call = _Call(inputs, tuple(offsets.tolist()), eta, residual, momentum, write)
     N, H, d, m = call.sizes
     v = inputs[2]
     y = torch.empty_like(v)
@@ -186,7 +193,7 @@ memory_triton = custom_op("muonssm::memory_triton", _forward)
 
 
 @memory_triton.register_fake
-def _(inputs, S0, M0, offsets, eta, momentum, write, step):  # type: ignore[no-untyped-def]
+def _(inputs, S0, M0, offsets, eta, residual, momentum, write, step):  # type: ignore[no-untyped-def]
     q, _, v, *_ = inputs
     state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
     return torch.empty_like(v), *(v.new_empty(state, dtype=torch.float32) for _ in range(2))
@@ -200,20 +207,24 @@ def _memory_triton_backward(
     M0: Tensor | None,
     offsets: Tensor,
     eta: float,
+    residual: bool,
     momentum: bool,
     write: list[float],
-    dgamma: bool,
+    dgates: bool,
 ) -> list[Tensor]:
-    """Return the gradients of q, k, v, log_alpha, beta, gamma (empty unless `dgamma`), S0, M0 (empty without S0)."""
-    out = _gradients(inputs, S0, dgamma)
-    call = _Call(inputs, tuple(offsets.tolist()), eta, momentum, write)
+    """Return the gradients of q, k, v, log_alpha, beta, gamma and inject (empty unless `dgates`), S0, M0.
+
+    The last two are empty without S0.
+    """
+    out = _gradients(inputs, S0, dgates)
+    call = _Call(inputs, tuple(offsets.tolist()), eta, residual, momentum, write)
     N, H, d, m = call.sizes
     if N == 0:
         return out
     dy, dS_end, dM_end = (x.contiguous() for x in grads)
     kept = _states(call, S0, M0, None, None, dy)
     kept |= {"dS_all": call.scratch(m, d), "dM_all": call.scratch(m, d) if momentum else None}
-    names = ("dq", "dk", "dv", "dlog_alpha", "dbeta", "dgamma", "dS0", "dM0")
+    names = ("dq", "dk", "dv", "dlog_alpha", "dbeta", "dgamma", "dinject", "dS0", "dM0")
     kept |= {"dy": dy, **dict(zip(names, out, strict=True))}
     call.launch(
         "memory_backward_states", N * H, **kept, first_chunk=call.tables[1], dS_end=dS_end, dM_end=dM_end,
@@ -221,43 +232,48 @@ def _memory_triton_backward(
     )  # fmt: skip
     if call.programs:
         kept |= {"du": call.scratch(C, d), "dQK": call.scratch(C, C), "by_YU": call.scratch(C, C)}
-        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_YW", "by_RW", "by_RU")}
+        kept |= {name: call.scratch(C, C) if eta else None for name in ("dG", "by_RU")}
+        kept |= {name: call.scratch(C, C) if eta and not residual else None for name in ("by_YW", "by_RW")}
         for name in ("memory_values", "memory_scores", "memory_keys", "memory_gates"):
-            call.launch(name, call.programs, **kept, DGAMMA=dgamma)
+            call.launch(name, call.programs, **kept, DGAMMA=dgates)
     return out
 
 
 @_memory_triton_backward.register_fake
-def _(grads, inputs, S0, M0, offsets, eta, momentum, write, dgamma):  # type: ignore[no-untyped-def]
-    return _gradients(inputs, S0, dgamma)
+def _(grads, inputs, S0, M0, offsets, eta, residual, momentum, write, dgates):  # type: ignore[no-untyped-def]
+    return _gradients(inputs, S0, dgates)
 
 
-def _gradients(inputs: list[Tensor], S0: Tensor | None, dgamma: bool) -> list[Tensor]:
+def _gradients(inputs: list[Tensor], S0: Tensor | None, dgates: bool) -> list[Tensor]:
     """Allocate the gradients."""
-    *first, beta, _ = inputs
+    beta = inputs[4]
     states = [torch.empty_like(S0) if S0 is not None else beta.new_empty(0) for _ in range(2)]
-    return [*(torch.empty_like(x) for x in (*first, beta)), beta.new_empty(beta.shape if dgamma else 0), *states]
+    gates = [beta.new_empty(beta.shape if dgates and i < len(inputs) else 0) for i in (5, 6)]
+    return [*(torch.empty_like(x) for x in inputs[:5]), *gates, *states]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, S0, M0, offsets, eta, momentum, write, _ = inputs
+    tensors, S0, M0, offsets, *settings, _ = inputs
     ctx.save_for_backward(*tensors, S0, M0, offsets)
-    ctx.settings = (eta, momentum, write)
+    ctx.settings = tuple(settings)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     *inputs, S0, M0, offsets = ctx.saved_tensors
-    q, _, v, _, beta, gamma = inputs
+    q, _, v, _, beta, gamma, *inject = inputs
     state = (offsets.numel() - 1, v.shape[2], v.shape[3], q.shape[3])
     grads = launch.materialize(given, (v, beta, beta), (v.shape, state, state))
-    eta, momentum, write = ctx.settings
+    eta, residual, momentum, write = ctx.settings
     momentum = momentum or given[2] is not None  # kernels without momentum ignore the gradient of the last M
-    dgamma = ctx.needs_input_grad[0][5]
-    *first, by_gamma, dS0, dM0 = _memory_triton_backward(grads, inputs, S0, M0, offsets, eta, momentum, write, dgamma)
+    dgamma, dinject = ctx.needs_input_grad[0][5], bool(inject) and ctx.needs_input_grad[0][6]
+    *first, by_gamma, by_inject, dS0, dM0 = _memory_triton_backward(
+        grads, inputs, S0, M0, offsets, eta, residual, momentum, write, dgamma or dinject
+    )
     by_gamma = by_gamma.sum_to_size(gamma.shape) if dgamma else None
+    by_tensors = [*first, by_gamma, *([by_inject if dinject else None] if inject else [])]
     states = (None, None) if S0 is None else (dS0, dM0)
-    return [*first, by_gamma], *states, None, None, None, None, None
+    return by_tensors, *states, *(None,) * 6
 
 
 memory_triton.register_autograd(_backward, setup_context=_save)

@@ -13,14 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import validate
-from ..dispatch import Implementation, Problem, choose
+from .. import split, validate
+from ..dispatch import Implementation, Problem, choose, may_take_triton
 from ..dtypes import compute_dtype, full_precision, gamma_tensor, widen
 from ..muon import Muon
 from ..newton_schulz import write_scale
 from ..padding import run_sequences
 from ..state import MemoryState
 from ..tracing import is_transformed
+from ..triton.kinds import selective_kind
 from .types import SelectiveSteps
 
 _LAYOUTS = {"x": "B L D", "dt": "B L D", "A": "D N", "B": "B L N", "C": "B L N"}
@@ -58,9 +59,12 @@ def muon_selective_scan(
         y `[B, L, D]` in x's dtype (without Mamba's skip D x), and the `MemoryState` `[B, D, N]` after the last step
         (`[sequences, D, N]` when packed), in float32, or float64 if any input is.
     """
+    context = split.current()
+    if context is not None:
+        return context.selective(x, dt, A, B, C, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=impl)
     checked = _validate((x, dt, B, C), A, muon, state, cu_seqlens)
     implementation = choose(impl, checked.problem)
-    return _run(implementation, (x, dt, B, C), A, muon, state, cu_seqlens, checked)
+    return _run(implementation, (x, dt, B, C), A, muon, state, checked)
 
 
 class _Checked(NamedTuple):
@@ -68,7 +72,7 @@ class _Checked(NamedTuple):
 
     problem: Problem
     state_shape: tuple[int, ...]
-    lengths: list[int] | None  # of packed sequences
+    packed: validate.Packed | None
 
 
 def _validate(
@@ -83,12 +87,21 @@ def _validate(
     if A is not None:
         validate.check_upper_bound("A", A, 0.0, "so that exp(dt A) is a gate in [0, 1]")
     validate.check_muon(muon, (batch, L, 1), x.device)
-    lengths = validate.check_cu_seqlens(cu_seqlens, batch, L)
-    state_shape = (batch if lengths is None else len(lengths), D, N)
+    if muon.beta_position != "inside":
+        raise ValueError(
+            f"muon.beta_position must be 'inside' in the selective scan, whose write gate dt is a part of the value, "
+            f"got {muon.beta_position!r}"
+        )
+    if muon.orthogonalize is not None:
+        raise ValueError(f"muon.orthogonalize must be None in the selective scan, got {muon.orthogonalize!r}")
+    packed = validate.check_cu_seqlens(cu_seqlens, batch, L)
+    state_shape = (batch if packed is None else packed.sequences, D, N)
     validate.check_state(state, state_shape, x.device)
     dtype = compute_dtype(*given.values(), *(state or ()))
-    longest = L if lengths is None else max(lengths)
-    return _Checked(Problem(x.device, dtype, longest, N, is_transformed()), state_shape, lengths)
+    problem = Problem(x.device, dtype, validate.longest_sequence(packed, L), N, is_transformed())
+    if may_take_triton(x.device):
+        problem = problem._replace(kind=selective_kind(inputs, A is None, muon))
+    return _Checked(problem, state_shape, packed)
 
 
 def _run(
@@ -97,14 +110,14 @@ def _run(
     A: Tensor | None,
     muon: Muon,
     state: MemoryState | None,
-    cu_seqlens: Tensor | None,
     checked: _Checked,
 ) -> tuple[Tensor, MemoryState]:
     """Run the implementation: on the inputs as they are, or on steps in one dtype with the write's scale applied."""
-    module, x, dtype = implementation.load().selective, inputs[0], checked.problem.dtype
+    module, x, dtype, packed = implementation.load().selective, inputs[0], checked.problem.dtype, checked.packed
     with full_precision(x.device):
         if implementation.raw_inputs:
-            y, S, M = module.run_raw(inputs, A, muon, state, cu_seqlens, dtype)
+            bounds = None if packed is None else packed.cu_seqlens
+            y, S, M = module.run_raw(inputs, A, muon, state, bounds, dtype)
             return y, MemoryState(S, M)
         steps = _steps(inputs, muon, dtype)
         wide_A = None if A is None else widen(A, dtype)
@@ -113,7 +126,7 @@ def _run(
             return module.run(steps, wide_A, S, M)
 
         S, M = (widen(t, dtype) for t in state) if state else steps.u.new_zeros(2, *checked.state_shape)
-        y, S, M = run_sequences(run, module.chunk_length, steps, S, M, checked.lengths)
+        y, S, M = run_sequences(run, module.chunk_length, steps, S, M, validate.lengths_of(packed, x.shape[1]))
     return y.to(x.dtype), MemoryState(S, M)
 
 

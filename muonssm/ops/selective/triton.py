@@ -56,7 +56,7 @@ class _Cut:
         batch, self.L, self.D = x.shape
         self.N, self.steps = B.shape[2], batch * self.L
         self.sequences = batch if offsets is None else offsets.numel() - 1
-        self.write = Write(int(write[0]), *write[1:])
+        self.write = Write(int(write[0]), *write[2:])  # without beta outside, which the selective scan does not have
         self.launch = config.launch(kernel, self.N, support.architecture(x.device))
         self.rows = config.launch("selective_rows", self.N, support.architecture(x.device))
         self.tile = Tile(

@@ -32,7 +32,7 @@ TABLE: dict[str, dict[str, dict[int, Launch]]] = {
     "memory_measure": {"any": {256: Launch(64, 64, 4)}},
     "memory_solve": {
         "any": {256: Launch(32, 32, 8)},
-        "sm_90": {64: Launch(32, 32, 8), 256: Launch(64, 64, 8)},
+        "sm_90": {128: Launch(32, 32, 8), 256: Launch(64, 64, 8)},
         "sm_100": {256: Launch(64, 64, 8)},
         "gfx942": {256: Launch(64, 64, 4)},
     },

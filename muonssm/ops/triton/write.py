@@ -3,7 +3,7 @@
     sigma = inside |beta| |v| |k|,  s = sigma / max(sigma, delta),  c = outside inside beta gain(s) / max(sigma, delta)
 
 STEPS is the number of Newton-Schulz steps, 0 for the division by the norm only, and -1 for no normalization
-(c = inside outside beta).
+(c = inside outside beta). With BETA_OUTSIDE, sigma = inside |v| |k|.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def gain(x, STEPS: tl.constexpr):
 
 
 @triton.jit
-def write_scale(norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr):
+def write_scale(norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr, BETA_OUTSIDE: tl.constexpr = False):
     """Compute c of the normalized write c v k^T."""
     c = inside * outside * beta
     if STEPS >= 0:
-        sigma = inside * tl.abs(beta) * norm_v * norm_k
+        sigma = inside * norm_v * norm_k
+        if not BETA_OUTSIDE:
+            sigma = sigma * tl.abs(beta)
         floor = tl.maximum(sigma, delta)
         s = sigma / floor
         f, _ = gain(s * s, STEPS)
@@ -55,25 +57,34 @@ def write_scale(norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexp
 
 
 @triton.jit
-def write_scale_backward(dc, norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr):
+def write_scale_backward(
+    dc, norm_k, norm_v, beta, inside, outside, delta, STEPS: tl.constexpr, BETA_OUTSIDE: tl.constexpr = False
+):
     """Compute dbeta, and the factors by_k, by_v with dk = by_k k, dv = by_v v.
 
-    Above delta, c = outside rho(1) sign(beta) / (|v| |k|). Below delta nothing is divided by a norm, which can be 0.
+    Above delta, c = outside rho(1) sign(beta) / (|v| |k|), with BETA_OUTSIDE beta for its sign. Below delta
+    nothing is divided by a norm, which can be 0.
     """
     dbeta = dc * inside * outside
     by_k = dc * 0.0
     by_v = dc * 0.0
     if STEPS >= 0:
-        sigma = inside * tl.abs(beta) * norm_v * norm_k
+        within = inside * tl.abs(beta)
+        if BETA_OUTSIDE:
+            within = inside + beta * 0.0
+        sigma = within * norm_v * norm_k
         floor = tl.maximum(sigma, delta)
         s = sigma / floor
         f, df = gain(s * s, STEPS)
         above = sigma > delta
         unit = outside * inside / floor  # c = unit beta f
         dunit = dc * unit
-        dbeta = tl.where(above, 0.0, dunit * (f + 2.0 * df * s * s))
+        if BETA_OUTSIDE:  # noqa: SIM108  a branch at compile time
+            dbeta = dunit * f
+        else:
+            dbeta = tl.where(above, 0.0, dunit * (f + 2.0 * df * s * s))
         dc_c = dunit * beta * f
-        scale = inside * tl.abs(beta) / floor
+        scale = within / floor
         below = dunit * beta * 2.0 * df
         safe_k = tl.where(above, norm_k, 1.0)
         safe_v = tl.where(above, norm_v, 1.0)

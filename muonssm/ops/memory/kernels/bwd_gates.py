@@ -1,8 +1,8 @@
 """Last kernel of the backward pass: gradients of values and gates.
 
 LA[t, s] is the product of the gates between two steps, so dlog_alpha_j is the sum of LA dLA over all t >= j > s, and
-dgamma_j = (LG^T dLG LG^T)[j, j-1], without a division by a gate. A_t is LA[t, s] for s before the chunk. Cm = LA LG,
-g = LA Gam.
+dgamma_j = (LG^T dLG LG^T)[j, j-1], without a division by a gate. A_t is LA[t, s] for s before the chunk.
+Cm = LA diag(mu) LG, g = LA (mu Gam), N = Cm - diag(mu) LG.
 
     dA_t = q_t.(dY S0)_t - e_t k_t.(R S0)_t,   at the last step + <S0, dS1>;    likewise dg and dGam
 """
@@ -23,11 +23,11 @@ from .common import (
     ERASE_,
     FORGET_M,
     FORGET_S,
-    G_,
     GAM,
     KEEP_M,
     READ_M,
     READ_S,
+    RECALL_,
     SCALE,
     C,
     chunk_rows,
@@ -36,6 +36,7 @@ from .common import (
     decay_vector,
     load_log_alpha,
     load_log_gamma,
+    load_mu,
     load_plane,
     load_rows,
     load_tile,
@@ -64,9 +65,10 @@ def load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE: tl.constexpr):
 
 @triton.jit
 def gates(
-    v, log_alpha, gamma, chunks, vectors, du, by_YW, by_YU, by_RW, by_RU, dv, dlog_alpha, dbeta, dgamma,
-    H, gamma_step, gamma_head, eta, d: tl.constexpr, BD: tl.constexpr,
-    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, DGAMMA: tl.constexpr, PRECISION: tl.constexpr,
+    v, log_alpha, gamma, inject, chunks, vectors, du, by_YW, by_YU, by_RW, by_RU,
+    dv, dlog_alpha, dbeta, dgamma, dinject, H, gamma_step, gamma_head, eta,
+    d: tl.constexpr, BD: tl.constexpr, MOMENTUM: tl.constexpr, ERASE: tl.constexpr,
+    RESIDUAL: tl.constexpr, INJECT: tl.constexpr, DGAMMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dv `[steps, H, d]`, through the write and its scale, and the gradients of the gates `[steps, H]`."""
     base = tl.program_id(0).to(tl.int64)
@@ -85,38 +87,48 @@ def gates(
     before = tl.cumsum(A * (load_plane(vectors, base, READ_S) - e * rS), axis=0, reverse=True)
     db = load_plane(vectors, base, D_BETA)
     if ERASE:
-        recall = load_plane(vectors, base, G_) - load_plane(vectors, base, GAM)
-        db += eta * (load_plane(vectors, base, D_ERASE) - A * rS - recall * load_plane(vectors, base, FORGET_M))
+        db += eta * (load_plane(vectors, base, D_ERASE) - A * rS)
+        if MOMENTUM:
+            db -= eta * load_plane(vectors, base, RECALL_) * load_plane(vectors, base, FORGET_M)
     tl.store(dbeta + rows, db, mask=live)
 
     # 2. alpha: decays between two steps, and from the start of the chunk.
     at_end = (t == last)[:, None]  # the last rows of LA, Cm and LG enter the states
     dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
     dLA = tl.where(at_end, load_plane(vectors, base, D_LA_END)[None, :], 0.0)
-    if ERASE:
+    if ERASE and not RESIDUAL:
         dLA += load_tile(by_YW, base, C, t, C, t)
         dLA += load_tile(by_RW, base, C, t, C, t)
     if MOMENTUM:
         LG = decay_matrix(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))
-        dLA += tl.dot(dCm, tl.trans(LG), input_precision=PRECISION)
         dg = load_plane(vectors, base, READ_M) - load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
-        dLA += dg[:, None] * load_plane(vectors, base, GAM)[None, :]
+        through = (
+            tl.dot(dCm, tl.trans(LG), input_precision=PRECISION) + dg[:, None] * load_plane(vectors, base, GAM)[None, :]
+        )
+        dLA += through * load_mu(inject, rows, live, INJECT)[None, :]
     else:
         dLA += dCm
     LA = decay_matrix(load_log_alpha(log_alpha, rows, live))
     tl.store(dlog_alpha + rows, spread(LA * dLA, PRECISION) + before, mask=live)
 
-    # 3. gamma, in the same way.
+    # 3. gamma and mu, in the same way: first the gradients of diag(mu) LG and of mu Gam.
     if DGAMMA:
         forgotten = load_plane(vectors, base, ERASE_) * load_plane(vectors, base, FORGET_M)
         dg = load_plane(vectors, base, READ_M) - forgotten
-        dGam = forgotten + load_plane(vectors, base, KEEP_M) + tl.sum(LA * dg[:, None], axis=0)
+        dGam = forgotten + tl.sum(LA * dg[:, None], axis=0)
         dCm = load_gradient_of_cm(vectors, by_YU, by_RU, base, last, ERASE)
         dLG = tl.dot(tl.trans(LA), dCm, input_precision=PRECISION)
-        dLG += tl.where(at_end, load_plane(vectors, base, D_LG_END)[None, :], 0.0)
         if ERASE:
             dLG -= load_tile(by_RU, base, C, t, C, t)
         dLG = tl.where(t[:, None] >= t[None, :], dLG, 0.0)
+        if INJECT:
+            dmu = tl.sum(dLG * LG, axis=1) + dGam * load_plane(vectors, base, GAM)
+            tl.store(dinject + rows, dmu, mask=live)
+            mu = load_mu(inject, rows, live, INJECT)
+            dLG = mu[:, None] * dLG
+            dGam = mu * dGam
+        dGam += load_plane(vectors, base, KEEP_M)
+        dLG += tl.where(at_end, load_plane(vectors, base, D_LG_END)[None, :], 0.0)
         X = tl.dot(tl.trans(LG), dLG, input_precision=PRECISION)
         lg_1 = load_log_gamma(gamma, start, t - 1, live & (t > 0), h, gamma_step, gamma_head)
         high, low, zeros = cumulate(load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head))

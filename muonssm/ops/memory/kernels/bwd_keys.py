@@ -2,7 +2,9 @@
 
     dQ = A (dY S0) + g (dY M0) + dQK K
     dK = dQK^T Q + (dG + dG^T) K + (LA[last,:] W + Cm[last,:] U) dS1 + LG[last,:] U dM1
-         - e A (R S0) - e (g - Gam) (R M0)
+         - e A (R S0) - e (g - mu Gam) (R M0)
+
+With RESIDUAL, U + W replaces U, and LA[last,:] W goes.
 
 Vectors are loaded each time they are used: holding them across a loop would cost registers.
 """
@@ -20,12 +22,12 @@ from .common import (
     FORGET_M,
     FORGET_S,
     G_,
-    GAM,
     KEEP_M,
     LA_END,
     LG_END,
     READ_M,
     READ_S,
+    RECALL_,
     SCALE,
     C,
     chunk_rows,
@@ -43,7 +45,7 @@ from .common import (
 def keys(
     q, k, v, dy, chunks, vectors, W, R, S_all, M_all, dS_all, dM_all, dQK, dG, dq, dk, H,
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, RESIDUAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, dk `[steps, H, m]` of one chunk of one head, and in `vectors` the gates' gradients by states."""
     base = tl.program_id(0).to(tl.int64)
@@ -72,11 +74,14 @@ def keys(
             YS += product(dY, S, OPERAND, PRECISION)
             sum_SS += tl.sum(S.to(tl.float32) * dS.to(tl.float32))
             U = load_rows(v, rows, live, i, d, BD) * load_plane(vectors, base, SCALE)[:, None]
+            if RESIDUAL:
+                U += load_tile(W, base, C, t, d, column)
             X = load_plane(vectors, base, CM_END)[:, None] * U
             if ERASE:
                 r = load_tile(R, base, C, t, d, column)
                 RS += product(r, S, OPERAND, PRECISION)
-                X += load_plane(vectors, base, LA_END)[:, None] * load_tile(W, base, C, t, d, column)
+                if not RESIDUAL:
+                    X += load_plane(vectors, base, LA_END)[:, None] * load_tile(W, base, C, t, d, column)
             dK += product(X, dS, OPERAND, PRECISION)
             if MOMENTUM:
                 M = load_tile_transposed(M_all, base, m, key, d, column)
@@ -102,8 +107,9 @@ def keys(
             rS += tl.sum(RS * K.to(tl.float32), axis=1)
             rM += tl.sum(RM * K.to(tl.float32), axis=1)
             e = load_plane(vectors, base, ERASE_)
-            Gam = load_plane(vectors, base, GAM)
-            dK -= (e * A)[:, None] * RS + (e * (g - Gam))[:, None] * RM
+            dK -= (e * A)[:, None] * RS
+            if MOMENTUM:
+                dK -= (e * load_plane(vectors, base, RECALL_))[:, None] * RM
             dK += product(load_tile(dG, base, C, t, C, t), K, OPERAND, PRECISION)
         store_rows(dk, rows, live, j, dK, m, BM)
     store_plane(vectors, base, READ_S, yS + tl.where(t == last, sum_SS, 0.0))

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 C = tl.constexpr(64)
-PLANES = tl.constexpr(20)
+PLANES = tl.constexpr(21)
 
 SCALE = tl.constexpr(0)  # c, the scale of the write: u = c v
 A_ = tl.constexpr(1)  # A_t, the share of S0 in S_t without erase
@@ -34,6 +34,7 @@ D_ERASE = tl.constexpr(16)  # gradient of e through the products within the chun
 READ_S = tl.constexpr(17)  # q_t.(dY S0)_t, at the last step + <S0, dS1>
 READ_M = tl.constexpr(18)  # q_t.(dY M0)_t, at the last step + <M0, dS1>
 KEEP_M = tl.constexpr(19)  # at the last step <M0, dM1>
+RECALL_ = tl.constexpr(20)  # g_t - mu_t Gam_t, the share of M0 in alpha_t S_{t-1}
 FORGET_S = NORM_K  # k_t.(R S0)_t; reuses the plane of norms that are no longer needed
 FORGET_M = NORM_V  # k_t.(R M0)_t
 
@@ -159,11 +160,23 @@ def load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head):
 
 
 @triton.jit
-def decays(log_alpha, log_gamma, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr):
-    """Compute LA, LG and Cm = LA LG of the chunk; without momentum LG is the identity."""
+def load_mu(inject, rows, live, INJECT: tl.constexpr):
+    """Load the gate mu; 1 without INJECT, and where there is no step."""
+    if INJECT:  # noqa: SIM108  a branch at compile time
+        mu = tl.load(inject + rows, mask=live, other=1.0)
+    else:
+        mu = tl.full((C,), 1.0, dtype=tl.float32)
+    return mu
+
+
+@triton.jit
+def decays(log_alpha, log_gamma, mu, MOMENTUM: tl.constexpr, INJECT: tl.constexpr, PRECISION: tl.constexpr):
+    """Compute LA, mu LG and Cm = LA diag(mu) LG of the chunk; without momentum LG is the identity."""
     LA = decay_matrix(log_alpha)
     if MOMENTUM:
         LG = decay_matrix(log_gamma)
+        if INJECT:
+            LG = mu[:, None] * LG
         Cm = tl.dot(LA, LG, input_precision=PRECISION)
     else:
         t = tl.arange(0, C)

@@ -1,6 +1,6 @@
-"""Third kernel: outputs read the state before the chunk, the chunk's own writes, and the erase.
+"""Third kernel: outputs read the state before the chunk, the chunk's own writes, and the correction.
 
-Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W
+Y = A Q S0^T + g Q M0^T + (Cm * Q K^T) U + (LA * Q K^T) W;   with RESIDUAL Cm replaces LA
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .common import (
     decays,
     load_log_alpha,
     load_log_gamma,
+    load_mu,
     load_plane,
     load_rows,
     load_tile,
@@ -27,9 +28,9 @@ from .common import (
 
 @triton.jit
 def output(
-    q, k, v, log_alpha, gamma, chunks, vectors, W, S_all, M_all, y, H, gamma_step, gamma_head,
-    m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, log_alpha, gamma, inject, chunks, vectors, W, S_all, M_all, y, H, gamma_step, gamma_head,
+    m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, MOMENTUM: tl.constexpr, ERASE: tl.constexpr,
+    RESIDUAL: tl.constexpr, INJECT: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute BD columns of y `[steps, H, d]` for one chunk of one head."""
     base = tl.program_id(0).to(tl.int64)
@@ -50,7 +51,9 @@ def output(
             Y += product(g[:, None] * Q, load_tile(M_all, base, m, key, d, column), OPERAND, PRECISION)
     la = load_log_alpha(log_alpha, rows, live)
     lg = load_log_gamma(gamma, start, tl.arange(0, C), live, h, gamma_step, gamma_head)
-    LA, _, Cm = decays(la, lg, MOMENTUM, PRECISION)
+    LA, _, Cm = decays(la, lg, load_mu(inject, rows, live, INJECT), MOMENTUM, INJECT, PRECISION)
+    if RESIDUAL:
+        LA = Cm
     V = load_rows(v, rows, live, first, d, BD)
     Y += product(Cm * QK * load_plane(vectors, base, SCALE)[None, :], V, OPERAND, PRECISION)
     if ERASE:

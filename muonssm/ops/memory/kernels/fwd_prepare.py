@@ -1,12 +1,15 @@
 """First kernels: everything in a chunk that does not depend on the states.
 
 `measure` computes the scale of every write from the norms of its key and value, and the decays from the start of the
-chunk and to its end. `solve` solves, if there is an erase,
+chunk and to its end. `solve` solves, if there is a correction,
 
-    (I + e LA * G) W = -e [ A K S0^T + (g - Gam) K M0^T + ((Cm - LG) * G) U ],   G = K K^T, strictly lower parts
+    (I + e LA * G) W = -e [ A K S0^T + (g - mu Gam) K M0^T + (N * G) U ],   N = Cm - mu LG,  G = K K^T, strictly lower
 
 With T the inverse, W = WU + WS S0^T + WM M0^T. The backward pass solves the transposed system for R, the gradient of
 the right-hand side: R = T^T [ (LA * Q K^T)^T dY + LA[last,:] K dS1^T ] = RU + RS dS1^T.
+
+RESIDUAL puts W into M: N replaces LA in the system, Cm replaces LA in R, and R has one more part, RM dM1^T with
+RM = T^T (LG[last,:] K).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from .common import (
     LG_END,
     NORM_K,
     NORM_V,
+    RECALL_,
     SCALE,
     C,
     chunk_rows,
@@ -33,6 +37,7 @@ from .common import (
     decays,
     load_log_alpha,
     load_log_gamma,
+    load_mu,
     load_plane,
     load_rows,
     product,
@@ -54,8 +59,9 @@ def norm(x, rows, live, width: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def measure(
-    k, v, log_alpha, beta, gamma, chunks, vectors, H, gamma_step, gamma_head, eta, inside, outside, delta,
+    k, v, log_alpha, beta, gamma, inject, chunks, vectors, H, gamma_step, gamma_head, eta, inside, outside, delta,
     m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, STEPS: tl.constexpr, MOMENTUM: tl.constexpr,
+    INJECT: tl.constexpr, BETA_OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """Fill the first planes of `vectors`."""
     base = tl.program_id(0).to(tl.int64)
@@ -68,7 +74,7 @@ def measure(
     if STEPS >= 0:
         norm_k = norm(k, rows, live, m, BM)
         norm_v = norm(v, rows, live, d, BD)
-    store_plane(vectors, base, SCALE, write_scale(norm_k, norm_v, b, inside, outside, delta, STEPS))
+    store_plane(vectors, base, SCALE, write_scale(norm_k, norm_v, b, inside, outside, delta, STEPS, BETA_OUTSIDE))
     store_plane(vectors, base, ERASE_, eta * b)
     store_plane(vectors, base, NORM_K, norm_k)
     store_plane(vectors, base, NORM_V, norm_v)
@@ -82,9 +88,12 @@ def measure(
         lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
         LG = decay_matrix(lg)
         Gam = decay_vector(lg)
-        store_plane(vectors, base, G_, tl.sum(LA * Gam[None, :], axis=1))
+        mu = load_mu(inject, rows, live, INJECT)
+        g = tl.sum(LA * (mu * Gam)[None, :], axis=1)
+        store_plane(vectors, base, G_, g)
         store_plane(vectors, base, GAM, Gam)
-        store_plane(vectors, base, CM_END, tl.sum(LA_end[:, None] * LG, axis=0))
+        store_plane(vectors, base, RECALL_, g - mu * Gam)
+        store_plane(vectors, base, CM_END, tl.sum((LA_end * mu)[:, None] * LG, axis=0))
         store_plane(vectors, base, LG_END, tl.sum(tl.where((t == last)[:, None], LG, 0.0), axis=0))
     else:
         store_plane(vectors, base, G_, tl.zeros((C,), dtype=tl.float32))
@@ -95,18 +104,19 @@ def measure(
 
 @triton.jit
 def solve(
-    q, k, v, log_alpha, gamma, dy, chunks, vectors, WS, WM, WU, RS, RU, H, gamma_step, gamma_head,
-    m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    MOMENTUM: tl.constexpr, BACKWARD: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, log_alpha, gamma, inject, dy, chunks, vectors, WS, WM, WU, RS, RM, RU, H, gamma_step, gamma_head,
+    m: tl.constexpr, d: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, MOMENTUM: tl.constexpr,
+    RESIDUAL: tl.constexpr, INJECT: tl.constexpr, BACKWARD: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute WS, WM `[n, H, C, m]` and WU `[n, H, C, d]`; with BACKWARD also RS and RU."""
+    """Compute WS, WM `[n, H, C, m]` and WU `[n, H, C, d]`; with BACKWARD also RS, RU and, with RESIDUAL, RM."""
     base = tl.program_id(0).to(tl.int64)
     h = base % H
     rows, live, start, _ = chunk_rows(chunks, base // H, h, H)
     t = tl.arange(0, C)
     la = load_log_alpha(log_alpha, rows, live)
     lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
-    LA, LG, Cm = decays(la, lg, MOMENTUM, PRECISION)
+    LA, LG, Cm = decays(la, lg, load_mu(inject, rows, live, INJECT), MOMENTUM, INJECT, PRECISION)
     Cm -= LG
     G = tl.zeros((C, C), dtype=tl.float32)
     for j in range(0, m, BM):
@@ -114,6 +124,8 @@ def solve(
         G += product(K, tl.trans(K), OPERAND, PRECISION)
     G = tl.where(t[:, None] > t[None, :], load_plane(vectors, base, ERASE_)[:, None] * G, 0.0)
     lost = (-load_plane(vectors, base, SCALE)[None, :] * Cm * G).to(OPERAND)
+    if RESIDUAL:
+        LA = Cm
     T = unit_lower_inverse(LA * G, PRECISION).to(OPERAND)
 
     TL = product(T, lost, OPERAND, PRECISION).to(OPERAND)
@@ -127,17 +139,26 @@ def solve(
         X = (-e * load_plane(vectors, base, A_))[:, None] * K
         store_tile(WS, base, C, t, m, column, product(T, X, OPERAND, PRECISION))
         if MOMENTUM:
-            X = (-e * (load_plane(vectors, base, G_) - load_plane(vectors, base, GAM)))[:, None] * K
+            X = (-e * load_plane(vectors, base, RECALL_))[:, None] * K
             store_tile(WM, base, C, t, m, column, product(T, X, OPERAND, PRECISION))
         if BACKWARD:
-            X = load_plane(vectors, base, LA_END)[:, None] * K
+            X = load_plane(vectors, base, CM_END if RESIDUAL else LA_END)[:, None] * K
             store_tile(RS, base, C, t, m, column, product(tl.trans(T), X, OPERAND, PRECISION))
+            if RESIDUAL:
+                X = load_plane(vectors, base, LG_END)[:, None] * K
+                store_tile(RM, base, C, t, m, column, product(tl.trans(T), X, OPERAND, PRECISION))
     if BACKWARD:
         QK = tl.zeros((C, C), dtype=tl.float32)
         for j in range(0, m, BM):
             K = tl.trans(load_rows(k, rows, live, j, m, BM))
             QK += product(load_rows(q, rows, live, j, m, BM), K, OPERAND, PRECISION)
-        QK *= decay_matrix(load_log_alpha(log_alpha, rows, live))  # computed again, to save registers
+        la = load_log_alpha(log_alpha, rows, live)  # decays are computed again, to save registers
+        if RESIDUAL:
+            lg = load_log_gamma(gamma, start, t, live, h, gamma_step, gamma_head)
+            _, _, Cm = decays(la, lg, load_mu(inject, rows, live, INJECT), MOMENTUM, INJECT, PRECISION)
+            QK *= Cm
+        else:
+            QK *= decay_matrix(la)
         reads = tl.trans(product(QK, T, OPERAND, PRECISION)).to(OPERAND)
         for j in range(0, d, BD):
             dY = load_rows(dy, rows, live, j, d, BD)

@@ -7,7 +7,9 @@ A program holds its columns of S^T and M^T `[m, BD]` in float32 and processes on
 
     R   = RU + RS dS1^T
     dS0 = A dS1 + dY^T (A Q) - R^T (e A K)
-    dM0 = g dS1 + Gam dM1 + dY^T (g Q) - R^T (e (g - Gam) K)
+    dM0 = g dS1 + Gam dM1 + dY^T (g Q) - R^T (e (g - mu Gam) K)
+
+With RESIDUAL the correction is a part of the write: U + W replaces U, LA[last,:] W goes, and R has RM dM1^T too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from .common import (
     GAM,
     LA_END,
     LG_END,
+    RECALL_,
     SCALE,
     C,
     chunk_rows,
@@ -56,7 +59,7 @@ def store_transposed(x, base, height: tl.constexpr, row, width: tl.constexpr, co
 def forward_states(
     k, v, chunks, first_chunk, vectors, WS, WM, W, S0, M0, S_all, M_all, S_end, M_end, H,
     m: tl.constexpr, d: tl.constexpr, MP: tl.constexpr, BD: tl.constexpr,
-    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, STATE: tl.constexpr, ENDS: tl.constexpr,
+    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, RESIDUAL: tl.constexpr, STATE: tl.constexpr, ENDS: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store S, M before every chunk in S_all, M_all `[n, H, m, d]`, the last in S_end, M_end; W replaces WU."""
@@ -78,13 +81,16 @@ def forward_states(
         store_tile(S_all, base, m, key, d, column, S)
         V = load_rows(v, rows, live, tl.program_id(1) * BD, d, BD).to(tl.float32)
         U = load_plane(vectors, base, SCALE)[:, None] * V
-        X = load_plane(vectors, base, CM_END)[:, None] * U
         if ERASE:
             w = load_tile(W, base, C, t, d, column).to(tl.float32)
             w += product(load_tile(WS, base, C, t, m, key), S, OPERAND, PRECISION)
             if MOMENTUM:
                 w += product(load_tile(WM, base, C, t, m, key), M, OPERAND, PRECISION)
             store_tile(W, base, C, t, d, column, w)
+            if RESIDUAL:
+                U += w
+        X = load_plane(vectors, base, CM_END)[:, None] * U
+        if ERASE and not RESIDUAL:
             X += load_plane(vectors, base, LA_END)[:, None] * w
         K = load_rows_transposed(k, rows, live, m, MP).to(OPERAND)
         S = load_number(vectors, base, A_, last) * S + product(K, X, OPERAND, PRECISION)
@@ -103,9 +109,9 @@ def forward_states(
 
 @triton.jit
 def backward_states(
-    q, k, dy, chunks, first_chunk, vectors, RS, R, dS_end, dM_end, dS_all, dM_all, dS0, dM0, H,
+    q, k, dy, chunks, first_chunk, vectors, RS, RM, R, dS_end, dM_end, dS_all, dM_all, dS0, dM0, H,
     m: tl.constexpr, d: tl.constexpr, MP: tl.constexpr, BD: tl.constexpr,
-    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, STATE: tl.constexpr,
+    MOMENTUM: tl.constexpr, ERASE: tl.constexpr, RESIDUAL: tl.constexpr, STATE: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of S, M after every chunk in dS_all, dM_all `[n, H, m, d]`; R replaces RU."""
@@ -127,22 +133,23 @@ def backward_states(
         g = load_plane(vectors, base, G_)
         dY = load_rows(dy, rows, live, tl.program_id(1) * BD, d, BD).to(tl.float32)
         Q = load_rows_transposed(q, rows, live, m, MP).to(OPERAND)
+        if ERASE:
+            r = load_tile(R, base, C, t, d, column).to(tl.float32)
+            r += product(load_tile(RS, base, C, t, m, key), dS, OPERAND, PRECISION)
+            if RESIDUAL:
+                r += product(load_tile(RM, base, C, t, m, key), dM, OPERAND, PRECISION)
+            store_tile(R, base, C, t, d, column, r)
+            r = load_plane(vectors, base, ERASE_)[:, None] * r
+            K = load_rows_transposed(k, rows, live, m, MP).to(OPERAND)
         if MOMENTUM:
             store_tile(dM_all, base, m, key, d, column, dM)
             dM = load_number(vectors, base, G_, last) * dS + load_number(vectors, base, GAM, last) * dM
             dM += product(Q, g[:, None] * dY, OPERAND, PRECISION)
-        if ERASE:
-            e = load_plane(vectors, base, ERASE_)
-            r = load_tile(R, base, C, t, d, column).to(tl.float32)
-            r += product(load_tile(RS, base, C, t, m, key), dS, OPERAND, PRECISION)
-            store_tile(R, base, C, t, d, column, r)
-            r = e[:, None] * r
-            K = load_rows_transposed(k, rows, live, m, MP).to(OPERAND)
         dS = load_number(vectors, base, A_, last) * dS + product(Q, A[:, None] * dY, OPERAND, PRECISION)
         if ERASE:
             dS -= product(K, A[:, None] * r, OPERAND, PRECISION)
             if MOMENTUM:
-                dM -= product(K, (g - load_plane(vectors, base, GAM))[:, None] * r, OPERAND, PRECISION)
+                dM -= product(K, load_plane(vectors, base, RECALL_)[:, None] * r, OPERAND, PRECISION)
     if STATE:
         store_transposed(dS0, head, d, column, m, key, dS)
         store_transposed(dM0, head, d, column, m, key, dM)

@@ -10,10 +10,11 @@ from ...triton.write import add_to_norm, write_scale
 
 @triton.jit
 def step(
-    q, k, v, log_alpha, beta, gamma, S0, M0, y, S_end, M_end,
+    q, k, v, log_alpha, beta, gamma, inject, S0, M0, y, S_end, M_end,
     H, gamma_step, gamma_head, eta, inside, outside, delta,
     m: tl.constexpr, d: tl.constexpr, MP: tl.constexpr, DP: tl.constexpr, BD: tl.constexpr, STEPS: tl.constexpr,
-    MOMENTUM: tl.constexpr, STATE: tl.constexpr,
+    MOMENTUM: tl.constexpr, RESIDUAL: tl.constexpr, INJECT: tl.constexpr, BETA_OUTSIDE: tl.constexpr,
+    STATE: tl.constexpr,
 ):  # fmt: skip
     """Compute BD rows of S and M `[B, H, d, m]` and of y `[B, 1, H, d]` (eqs. 3 and 4)."""
     head = tl.program_id(0).to(tl.int64)
@@ -37,15 +38,22 @@ def step(
         whole = tl.load(v + head * d + everything, mask=everything < d, other=0.0).to(tl.float32)
         largest, total = add_to_norm(zero, zero, whole[None, :])
         norm_v = tl.sum(largest * tl.sqrt(total))
-    c = write_scale(norm_k, norm_v, b, inside, outside, delta, STEPS)
+    c = write_scale(norm_k, norm_v, b, inside, outside, delta, STEPS, BETA_OUTSIDE)
     M = (c * V)[:, None] * K[None, :]
     S = tl.zeros((BD, MP), dtype=tl.float32)
     if STATE:
         if MOMENTUM:
             M += gam * tl.load(M0 + at, mask=inside_tile, other=0.0)
         S += tl.load(S0 + at, mask=inside_tile, other=0.0)
-        S -= (eta * b * tl.sum(S * K[None, :], axis=1))[:, None] * K[None, :]
-    S = alpha * S + M
+        correction = (eta * b * tl.sum(S * K[None, :], axis=1))[:, None] * K[None, :]
+        if RESIDUAL:
+            M -= alpha * correction
+        else:
+            S -= correction
+    if INJECT:  # noqa: SIM108  a branch at compile time
+        S = alpha * S + tl.load(inject + head) * M
+    else:
+        S = alpha * S + M
     tl.store(S_end + at, S, mask=inside_tile)
     tl.store(M_end + at, M, mask=inside_tile)
     Y = tl.sum(S * Q[None, :], axis=1)

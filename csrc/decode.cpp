@@ -1,0 +1,2 @@
+// Decoding of whole models for one instruction set, compiled like kernels.cpp.
+#include "decode.h"

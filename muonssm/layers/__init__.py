@@ -15,6 +15,7 @@ from .longhorn import LongHorn
 from .mamba import Mamba
 from .mamba2 import Mamba2
 from .mixer import Mixer
+from .momentum_deltanet import MomentumDeltaNet
 from .state import MixerState
 from .upcycle import upcycle
 
@@ -24,6 +25,7 @@ BACKBONES: dict[str, type[Mixer]] = {
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
     "longhorn": LongHorn,
+    "momentum_deltanet": MomentumDeltaNet,
 }
 
 
@@ -36,20 +38,7 @@ def build_mixer(name: str, d_model: int, muon: Muon = Muon(), **dims: Any) -> Mi
         muon: momentum and normalization; `Muon.off()` is the plain backbone.
         dims: further arguments of the backbone's class, such as `num_heads=4`.
 
-    To add a backbone:
-
-    1. Write `muonssm/layers/<name>.py` with a subclass of `Mixer`. Its constructor takes `d_model`, its own sizes,
-       and `muon`, `momentum`, `bidirectional`, and makes `conv1d` (`ShortConvolution`), `momentum` (`Momentum`) and
-       `out_proj`. Its method `mix(x, state, sequences)` is the whole computation in order: projections,
-       `sequences.add_reversed`, convolution, gates, `muon_memory` or `muon_selective_scan`,
-       `sequences.mean_of_directions`, output projection. `gated_deltanet.py` is a good one to start from. `Mixer` does
-       the rest: argument checks, padding, packing, decoding.
-    2. Add it to `BACKBONES` above.
-    3. Add it to the table `DIMS` in `tests/layers/variants.py`. Every test of the contract then runs on it: split,
-       stepwise, padded and packed sequences, gradients, bfloat16, both directions, every implementation.
-    4. Models choose its sizes in `ActivityModelConfig.mixer_dims` (`models/activity.py`), `VisionConfig.ssm_dims`
-       (`models/vision/config.py`) and `MIXER_DIMS` (`models/language/presets.py`).
-    5. If other libraries have weights for it, add a map to `MAPS` in `convert.py`.
+    To add a backbone, see CONTRIBUTING.md.
     """
     check_choice("name", name, tuple(BACKBONES))
     backbone = BACKBONES[name]
@@ -69,6 +58,7 @@ __all__ = [
     "Mamba2",
     "Mixer",
     "MixerState",
+    "MomentumDeltaNet",
     "build_mixer",
     "export_weights",
     "from_transformers",

@@ -23,6 +23,7 @@ from .gated_deltanet import GatedDeltaNet
 from .mamba import Mamba
 from .mamba2 import Mamba2
 from .mixer import Mixer
+from .momentum_deltanet import MomentumDeltaNet
 
 Weights = Mapping[str, Tensor]
 AnyMixer = TypeVar("AnyMixer", bound=Mixer)
@@ -43,7 +44,7 @@ def load_weights(mixer: AnyMixer, weights: Weights, source: str) -> AnyMixer:
         mixer: a mixer with a map for `source`.
         weights: parameter names, without a prefix, to tensors.
         source: `"transformers"` (MambaMixer, Mamba2Mixer, Qwen3-Next's gated delta net) or `"fla"`
-            (flash-linear-attention's DeltaNet and GatedDeltaNet).
+            (flash-linear-attention's DeltaNet, GatedDeltaNet and MomentumDeltaNet).
 
     A learned momentum, which no other library has, keeps its values. Any other missing or unknown name and any other
     shape is an error, and nothing is loaded.
@@ -203,16 +204,18 @@ _FLA_CONVOLUTIONS = ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")
 _FLA_NAMES = {"o_norm.weight": "norm.weight", "o_proj.weight": "out_proj.weight"}
 
 
-def _fla_projections(mixer: DeltaNet | GatedDeltaNet) -> list[str]:
+def _fla_projections(mixer: DeltaNet | GatedDeltaNet | MomentumDeltaNet) -> list[str]:
     """List fla's names of the projections, in the order of `in_proj`."""
-    if isinstance(mixer, GatedDeltaNet):
+    if isinstance(mixer, MomentumDeltaNet):
+        names = ["q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj", "m_proj", "e_proj"]
+    elif isinstance(mixer, GatedDeltaNet):
         names = ["q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj"]
     else:
         names = ["q_proj", "k_proj", "v_proj", "b_proj", *["g_proj"][: len(mixer.gate_widths) - 1]]
     return [f"{name}.weight" for name in names]
 
 
-def _from_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet) -> dict[str, Tensor]:
+def _from_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet | MomentumDeltaNet) -> dict[str, Tensor]:
     rest = dict(weights)
     names = _fla_projections(mixer)
     _check_names(rest, (*names, *_FLA_CONVOLUTIONS), f"{type(mixer).__name__} of 'fla'")
@@ -224,7 +227,7 @@ def _from_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet) -> dict[str, Te
     return {**ours, **{_FLA_NAMES.get(name, name): tensor for name, tensor in rest.items()}}
 
 
-def _to_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet) -> dict[str, Tensor]:
+def _to_fla(weights: Weights, mixer: DeltaNet | GatedDeltaNet | MomentumDeltaNet) -> dict[str, Tensor]:
     rest = dict(weights)
     blocks = rest.pop("in_proj.weight").split([*mixer.qkv_widths, *mixer.gate_widths])
     theirs = dict(zip(_fla_projections(mixer), blocks, strict=True))
@@ -248,6 +251,7 @@ MAPS: dict[tuple[str, type[Mixer]], WeightMap] = {
     ("transformers", GatedDeltaNet): WeightMap(_from_qwen, _to_qwen),
     ("fla", DeltaNet): WeightMap(_from_fla, _to_fla),
     ("fla", GatedDeltaNet): WeightMap(_from_fla, _to_fla),
+    ("fla", MomentumDeltaNet): WeightMap(_from_fla, _to_fla),
 }
 
 

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from muonssm.checks import check_bool, check_int
 from muonssm.ops import Muon, muon_memory
 from muonssm.ops.dtypes import compute_dtype
+from muonssm.ops.fused.norms import unit
 
 from .mixer import Mixer
-from .modules import RMSNorm, ShortConvolution, size_per_head, unit
+from .modules import RMSNorm, ShortConvolution, size_per_head
 from .momentum import Momentum
 from .sequences import Sequences
 from .state import MixerState

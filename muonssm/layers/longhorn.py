@@ -30,10 +30,9 @@ from torch import Tensor, nn
 
 from muonssm.checks import check_choice, check_int
 from muonssm.ops import Muon, muon_memory, muon_selective_scan
-from muonssm.ops.dtypes import compute_dtype
 
 from .mixer import Mixer
-from .modules import ShortConvolution, channels_per_head
+from .modules import GateProjection, ShortConvolution, channels_per_head
 from .momentum import Momentum
 from .sequences import Sequences
 from .state import MixerState
@@ -82,7 +81,7 @@ class LongHorn(Mixer):
         self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.momentum = Momentum(d_model, self.num_heads, muon, momentum)
-        self.dt_head = nn.Linear(self.dt_rank, self.d_inner)
+        self.dt_head = GateProjection(self.dt_rank, self.d_inner)
 
     def mix(self, u: Tensor, state: MixerState | None, sequences: Sequences) -> tuple[Tensor, MixerState]:
         conv, memory = (None, None) if state is None else state
@@ -96,10 +95,8 @@ class LongHorn(Mixer):
         dt, k, q = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
 
         # The write gate, in float32: s = sigmoid(dt_head(dt)), eps = s / (1 + s k.k).
-        dtype = compute_dtype(dt)
-        weight, bias = self._gate_weights()
-        s = torch.sigmoid(F.linear(dt, weight).to(dtype) + bias.to(dtype))
-        eps = s / (1 + s * k.to(dtype).square().sum(-1, keepdim=True))
+        s = torch.sigmoid(self._gate_logits(dt))
+        eps = s / (1 + s * k.to(s.dtype).square().sum(-1, keepdim=True))
 
         # The memory: y_t = S_t q_t + D x_t.
         muon = self.momentum(gamma)
@@ -120,12 +117,10 @@ class LongHorn(Mixer):
         # Output gate and projection.
         return self.out_proj(y * F.silu(z)), MixerState(conv, memory)
 
-    def _gate_weights(self) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the write gate's logits, in the matrix form averaged over each head's channels."""
-        weight, bias = self.dt_head.weight, self.dt_head.bias
+    def _gate_logits(self, dt: Tensor) -> Tensor:
+        """Compute the write gate's logits, in the matrix form averaged over each head's channels."""
         if self.form == "diagonal":
-            return weight, bias
-        return (
-            weight.view(self.num_heads, self.head_dim, -1).mean(1),
-            bias.view(self.num_heads, self.head_dim).mean(1),
-        )
+            return self.dt_head(dt)
+        if type(self.dt_head) is GateProjection:
+            return self.dt_head(dt, shared=self.head_dim)
+        return self.dt_head(dt).unflatten(-1, (-1, self.head_dim)).mean(-1)  # an adapter's layer

@@ -32,7 +32,7 @@ from muonssm.ops.dtypes import compute_dtype
 from muonssm.ops.mamba_step import MambaWeights, Norm, mamba_step
 
 from .mixer import Mixer
-from .modules import RMSNorm, ShortConvolution, is_plain_linear, step_size_bias
+from .modules import GateProjection, RMSNorm, ShortConvolution, is_plain_linear, step_size_bias
 from .momentum import Momentum
 from .sequences import Sequences
 from .state import MixerState
@@ -76,11 +76,11 @@ class Mamba(Mixer):
         self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
         self.momentum = Momentum(d_model, 1, muon, momentum)
-        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.dt_proj = GateProjection(self.dt_rank, self.d_inner)
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         self.dt_proj.bias = step_size_bias(self.d_inner)
         A = torch.arange(1, d_state + 1, dtype=torch.float32).repeat(self.d_inner, 1)
-        self.A_log = nn.Parameter(A.log())
+        self.A_log = nn.Parameter(A.log().to(torch.get_default_dtype()))
 
     def mix(self, u: Tensor, state: MixerState | None, sequences: Sequences) -> tuple[Tensor, MixerState]:
         conv, memory = (None, None) if state is None else state
@@ -92,9 +92,8 @@ class Mamba(Mixer):
         # Short convolution, then step sizes, keys B and queries C of its output.
         x, conv = self.conv1d(x, conv, sequences.bounds, self.impl)
         dt, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        dtype = compute_dtype(x)
-        dt = F.softplus(F.linear(dt, self.dt_proj.weight).to(dtype) + self.dt_proj.bias.to(dtype))
-        A = -self.A_log.to(dtype).exp()
+        dt = F.softplus(self.dt_proj(dt))
+        A = -self.A_log.to(compute_dtype(x)).exp()
 
         # The memory: y_t = S_t C_t + D x_t, with the retention gate exp(dt_t A).
         muon = self.momentum(gamma)

@@ -1,7 +1,7 @@
 """`Mixer`: the call contract of all backbones: argument checks, padding, packing, decoding steps.
 
-A backbone implements one method, `mix`, which is its whole computation from x to y in order. See
-`muonssm.layers.build_mixer` for how to add one.
+A backbone implements one method, `mix`, which is its whole computation from x to y in order. CONTRIBUTING.md has the
+steps to add one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from muonssm.checks import check_bool, check_int
-from muonssm.ops import Muon
+from muonssm.ops import Muon, split
+from muonssm.ops.validate import check_dense
 
 from .modules import RMSNorm, ShortConvolution, has_no_hooks
 from .momentum import Momentum
@@ -77,6 +78,10 @@ class Mixer(nn.Module, ABC):
             mixer returns None as its state.
         """
         self._check(x, state, mask, cu_seqlens)
+        if split.current() is not None:
+            self._check_split(mask)
+            y, state = self.mix(x, state, Sequences(cu_seqlens))
+            return y, state
         step = self.step(x, state, mask, cu_seqlens)
         if step is not None:
             return step
@@ -85,8 +90,9 @@ class Mixer(nn.Module, ABC):
             y, state = self.mix(x, state, Sequences(cu_seqlens, self.bidirectional))
         else:
             B, L, _ = x.shape
-            y, state = self.mix(packing.pack(x), state, Sequences(packing.cu_seqlens, self.bidirectional))
-            y = packing.unpack(y, B, L)
+            sequences = Sequences(packing.cu_seqlens, self.bidirectional)
+            y, state = self.mix(packing.pack(x), packing.pack_state(state), sequences)
+            y, state = packing.unpack(y, B, L), packing.unpack_state(state)
         return y, None if self.bidirectional else state
 
     def step(
@@ -105,6 +111,8 @@ class Mixer(nn.Module, ABC):
         """
         if state is None or mask is not None or cu_seqlens is not None or x.shape[1] != 1 or torch.is_grad_enabled():
             return None
+        if split.current() is not None:  # a piece of one step
+            return None
         if norm is not None and not (has_no_hooks(self) and has_no_hooks(norm)):
             return None
         return self.step_kernel(x, state, norm)
@@ -116,6 +124,7 @@ class Mixer(nn.Module, ABC):
     def _check(self, x: Tensor, state: MixerState | None, mask: Tensor | None, cu_seqlens: Tensor | None) -> None:
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a tensor [B, L, d_model], got {type(x).__name__}")
+        check_dense("x", x)
         if x.ndim != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"x must have shape [B, L, {self.d_model}], got {list(x.shape)}")
         if state is not None:
@@ -129,6 +138,12 @@ class Mixer(nn.Module, ABC):
             raise TypeError(f"mask must be a tensor [B, L], 0 at padding, got {type(mask).__name__}")
         if mask.shape != x.shape[:2]:
             raise ValueError(f"mask must have the shape [B, L] of x, {list(x.shape[:2])}, got {list(mask.shape)}")
+
+    def _check_split(self, mask: Tensor | None) -> None:
+        if self.bidirectional:
+            raise ValueError("bidirectional must be False inside context_parallel, got True")
+        if mask is not None:
+            raise ValueError("mask must be None inside context_parallel, got a mask; pack sequences with cu_seqlens")
 
     def _check_state(self, state: MixerState, sequences: int) -> None:
         if self.bidirectional:

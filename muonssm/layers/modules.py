@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from muonssm.checks import check_int
 from muonssm.ops.causal_conv import Convolved, causal_convolution
 from muonssm.ops.dtypes import compute_dtype
+from muonssm.ops.fused.norms import rms_norm
+from muonssm.ops.fused.support import SMALL
 
 
 class ShortConvolution(nn.Module):
@@ -34,6 +36,19 @@ class ShortConvolution(nn.Module):
         return f"{self.weight.shape[0]}, size={self.weight.shape[2]}, bias={self.bias is not None}"
 
 
+class GateProjection(nn.Linear):
+    """W x in the dtype of x, plus the bias in float32 (float64 for float64 inputs): the logits of a gate."""
+
+    def forward(self, x: Tensor, shared: int = 1) -> Tensor:
+        """Compute the logits; with `shared` > 1 means of as many neighbors, by means of the weights, which is less."""
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if shared > 1:
+            weight, bias = weight.unflatten(0, (-1, shared)).mean(1), bias.view(-1, shared).mean(1)
+        dtype = compute_dtype(x)
+        return F.linear(x, weight).to(dtype) + bias.to(dtype)
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32.
 
@@ -45,27 +60,15 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps, self.gate_first = eps, gate_first
 
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        dtype = compute_dtype(x)
-        if gate is None and x.dtype == self.weight.dtype == dtype:  # no casts: the common case of a decoding step
-            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-        wide = x.to(dtype)
-        if gate is not None and self.gate_first:
-            wide = wide * F.silu(gate.to(dtype))
-        wide = F.rms_norm(wide, (x.shape[-1],), self.weight.to(dtype), self.eps)
-        if gate is not None and not self.gate_first:
-            wide = wide * F.silu(gate.to(dtype))
-        return wide.to(x.dtype)
+    def forward(self, x: Tensor, gate: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the norm in x's dtype, or in `dtype`."""
+        if gate is dtype is None and x.numel() < SMALL and x.dtype == self.weight.dtype == compute_dtype(x):
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)  # the common case of a decoding step
+        return rms_norm(x, self.weight, self.eps, gate, self.gate_first, dtype)
 
     def extra_repr(self) -> str:
         """Describe the module for `print(mixer)`."""
         return f"{self.weight.shape[0]}, eps={self.eps:g}"
-
-
-def unit(x: Tensor, scale: float = 1.0) -> Tensor:
-    """Scale the last axis to length `scale`, in float32: x scale / sqrt(x.x + 1e-6), finite at zero."""
-    wide = x.to(compute_dtype(x))
-    return (wide * (torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6) * scale)).to(x.dtype)
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -112,4 +115,4 @@ def has_no_hooks(module: nn.Module) -> bool:
 
 def is_plain_linear(layer: nn.Module) -> bool:
     """Whether the layer computes W x + b and nothing else: no adapter (LoRA), no quantization, no hook."""
-    return type(layer) is nn.Linear and has_no_hooks(layer)
+    return type(layer) in (nn.Linear, GateProjection) and has_no_hooks(layer)

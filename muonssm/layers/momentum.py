@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +41,13 @@ class Momentum(nn.Module):
 
     def gate(self, x: Tensor) -> Tensor | None:
         """Compute gamma `[B, L, heads]` of x `[B, L, d_model]` if it depends on the step; otherwise return None."""
-        if self.variant != "per_step":
-            return None
-        return torch.sigmoid(nn.functional.linear(x, self.weight.to(x.dtype)).to(self.bias.dtype) + self.bias)
+        return self(x, of_input=True) if self.variant == "per_step" else None  # a call, so that hooks see it
 
-    def forward(self, gate: Tensor | None) -> Muon:
-        """Return the `Muon` of one operator call, with the learned gamma if there is one."""
+    def forward(self, gate: Tensor | None, of_input: bool = False) -> Any:
+        """Return the `Muon` of one operator call, with the learned gamma if there is one; `of_input`, see `gate`."""
+        if of_input:
+            assert gate is not None
+            return torch.sigmoid(nn.functional.linear(gate, self.weight.to(gate.dtype)).to(self.bias.dtype) + self.bias)
         if self.variant == "fixed":
             return self.muon
         return self.muon.with_gamma(torch.sigmoid(self.bias) if gate is None else gate)

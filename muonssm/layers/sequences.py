@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .state import MixerState
+
 
 class Sequences(NamedTuple):
     """How the rows of one call hold its sequences.
@@ -51,22 +53,36 @@ class Sequences(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """The unpadded steps of a padded batch.
+    """The steps of a padded batch in one packed row.
 
     positions   `[steps]`, their indices in the flattened batch
     cu_seqlens  `[B + 1]`, bounds of each row's steps in the packed row
+    real        None, or `[steps]`: which steps are not padding. Compiled code does not know their number, so it packs
+                the padding too, as one more sequence at the end (`cu_seqlens` `[B + 2]`), whose outputs it drops.
     """
 
     positions: Tensor
     cu_seqlens: Tensor
+    real: Tensor | None = None
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Packing | None:
         """Find the unpadded steps of a mask `[B, L]`; return None if nothing is padded."""
         real = mask != 0
+        if torch.compiler.is_compiling():
+            return cls._of_all(real)
         if real.all():
             return None
         return cls(real.flatten().nonzero().squeeze(1), F.pad(real.sum(dim=1).cumsum(0), (1, 0)))
+
+    @classmethod
+    def _of_all(cls, real: Tensor) -> Packing:
+        """Order all steps by row, padding last, by where each step goes: behind as many of its kind."""
+        flat = real.flatten()
+        behind = torch.where(flat, flat.cumsum(0), flat.sum() + (~flat).cumsum(0)) - 1
+        positions = torch.zeros_like(behind).scatter(0, behind, torch.arange(flat.numel(), device=flat.device))
+        lengths = torch.cat([real.sum(dim=1), (~real).sum()[None]])
+        return cls(positions, F.pad(lengths.cumsum(0), (1, 0)), flat[positions])
 
     def pack(self, x: Tensor) -> Tensor:
         """Gather `[B, L, D]` into the packed row `[1, steps, D]`."""
@@ -74,7 +90,18 @@ class Packing(NamedTuple):
 
     def unpack(self, y: Tensor, B: int, L: int) -> Tensor:
         """Scatter the packed row back to `[B, L, D]`, with zeros at padding."""
-        return y.new_zeros(B * L, y.shape[2]).index_copy(0, self.positions, y[0]).view(B, L, -1)
+        steps = y[0] if self.real is None else torch.where(self.real[:, None], y[0], 0)
+        return y.new_zeros(B * L, y.shape[2]).index_copy(0, self.positions, steps).view(B, L, -1)
+
+    def pack_state(self, state: MixerState | None) -> MixerState | None:
+        """Add a state for the padding where it is a sequence."""
+        if state is None or self.real is None:
+            return state
+        return state.map(lambda x: torch.cat([x, torch.zeros_like(x[:1])]))
+
+    def unpack_state(self, state: MixerState) -> MixerState:
+        """Drop the state of the padding."""
+        return state if self.real is None else state.map(lambda x: x[:-1])
 
 
 def reverse(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:

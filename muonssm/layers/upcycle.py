@@ -35,7 +35,10 @@ def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> n
     if name in BUILDERS:
         raise ValueError(f"model must contain mixers, got a single {name}; use from_transformers")
     if any(isinstance(module, TransformersCall) for module in model.modules()):
-        raise ValueError(f"model must not be upcycled already, got a {name} that is")
+        raise ValueError(
+            f"model must not be upcycled already, got a {name} that is; for another rule, save_pretrained writes the "
+            "original architecture: load that and upcycle it"
+        )
     originals = [
         (parent, attribute, child)
         for parent in model.modules()
@@ -46,6 +49,10 @@ def upcycle(model: nn.Module, muon: Muon = Muon(), momentum: str = "fixed") -> n
         raise ValueError(f"model must contain one of {', '.join(BUILDERS)}, got a {name} without any")
     for parent, attribute, child in originals:
         setattr(parent, attribute, _as_layer(from_transformers(child, muon, momentum), child))
+    if name.endswith("ForCausalLM"):
+        from .decoding.transformers_models import use_native_decoding  # imports transformers, as `model` did
+
+        use_native_decoding(model)
     return model
 
 

@@ -77,6 +77,7 @@ class ActivityModelConfig:
             "longhorn": {**mamba, "form": self.form},
             "deltanet": delta,
             "gated_deltanet": delta,
+            "momentum_deltanet": delta,
         }
         return {**dims[self.backbone], "momentum": self.momentum, "bidirectional": self.bidirectional}
 

@@ -1,24 +1,28 @@
-"""Language models on transformers' contracts; importing this module registers them with `AutoModelForCausalLM`."""
+"""Language models on transformers' contracts; `import muonssm` makes them known to its Auto classes."""
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
 from .cache import MuonSSMCache
 from .config import MuonSSMConfig
-from .network import MuonSSMForCausalLM, MuonSSMModel, check_mixer
+from .network import (
+    MuonSSMForCausalLM,
+    MuonSSMForSequenceClassification,
+    MuonSSMForTokenClassification,
+    MuonSSMModel,
+    check_mixer,
+    mixer_with_double_state,
+)
 from .presets import PRESETS, preset
-
-AutoConfig.register(MuonSSMConfig.model_type, MuonSSMConfig)
-AutoModel.register(MuonSSMConfig, MuonSSMModel)
-AutoModelForCausalLM.register(MuonSSMConfig, MuonSSMForCausalLM)
 
 __all__ = [
     "PRESETS",
     "MuonSSMCache",
     "MuonSSMConfig",
     "MuonSSMForCausalLM",
+    "MuonSSMForSequenceClassification",
+    "MuonSSMForTokenClassification",
     "MuonSSMModel",
     "check_mixer",
+    "mixer_with_double_state",
     "preset",
 ]

@@ -12,6 +12,7 @@ from muonssm.layers.momentum import MOMENTUM_VARIANTS
 from muonssm.ops import Muon
 
 from ..muon_settings import muon_settings
+from ..remote_code import RemoteCode
 
 LINEAR, SLIDING = "linear_attention", "sliding_attention"  # transformers' names of layer types
 LEAST_SIZES = {
@@ -26,7 +27,7 @@ LEAST_SIZES = {
 }
 
 
-class MuonSSMConfig(PreTrainedConfig):
+class MuonSSMConfig(RemoteCode, PreTrainedConfig):  # type: ignore[misc]
     """Configuration of `MuonSSMForCausalLM`; the defaults are the paper's 170M model.
 
     Attributes:
@@ -44,6 +45,14 @@ class MuonSSMConfig(PreTrainedConfig):
 
     model_type = "muonssm"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  transformers adds lists to it
+    package_module = "muonssm.models.language"
+    auto_classes = {  # noqa: RUF012
+        "AutoConfig": "MuonSSMConfig",
+        "AutoModel": "MuonSSMModel",
+        "AutoModelForCausalLM": "MuonSSMForCausalLM",
+        "AutoModelForSequenceClassification": "MuonSSMForSequenceClassification",
+        "AutoModelForTokenClassification": "MuonSSMForTokenClassification",
+    }
 
     vocab_size: int = 32000
     hidden_size: int = 672
@@ -98,6 +107,25 @@ class MuonSSMConfig(PreTrainedConfig):
             check_number(name, getattr(self, name), 0, 1, open_high=True)
         if self.mixer is not None and not isinstance(self.mixer, dict):
             raise TypeError(f"mixer must be None or a dict of arguments of the mixer's class, got {self.mixer!r}")
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
+        """Return how to split attention and SwiGLU across devices.
+
+        Mixers, whose projections hold heads and gates side by side, are repeated on every device.
+        """
+        assert self.layer_types is not None
+        columns = [f"mixer.{name}_proj" for name in "qkv"] if SLIDING in self.layer_types else []
+        rows = ["mixer.o_proj"] if columns else []
+        if self.intermediate_size:
+            columns, rows = [*columns, "mlp.gate_proj", "mlp.up_proj"], [*rows, "mlp.down_proj"]
+        plan = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
+        return {f"layers.*.{name}": style for name, style in plan.items()} or None
+
+    @property
+    def number_of_conv_states(self) -> int:
+        """Return how many slots a mixer has in transformers' caches: S and M."""
+        return 2
 
     def build_muon(self) -> Muon:
         """Return the settings `muon` as a value."""

@@ -15,6 +15,7 @@ MIXER_DIMS: dict[str, dict[str, Any]] = {
     "mamba": {},
     "mamba2": {},
     "longhorn": {},
+    "momentum_deltanet": {"num_heads": 9},
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "170m": {"vocab_size": 32000, "hidden_size": 672, "intermediate_size": 6144, "num_hidden_layers": 10},

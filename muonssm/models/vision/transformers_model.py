@@ -1,4 +1,4 @@
-"""MambaVision as a transformers backbone; importing this module registers it with `AutoBackbone`.
+"""MambaVision as a transformers backbone; `import muonssm` makes it known to `AutoBackbone`.
 
 backbone = MambaVisionBackboneConfig.of(vision_config("tiny"), out_features=["stage1", ..., "stage4"])
 UperNetForSemanticSegmentation(UperNetConfig(backbone_config=backbone, num_labels=150))
@@ -12,25 +12,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoBackbone, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
 from transformers.modeling_outputs import BackboneOutput
 
 from ..muon_settings import as_muon, muon_settings
+from ..remote_code import RemoteCode, RemoteModel
 from .config import STAGES, VisionConfig
 from .features import VisionFeatures
 
 STAGE_NAMES = [f"stage{number}" for number in range(1, STAGES + 1)]
 
 
-class MambaVisionBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
+class MambaVisionBackboneConfig(RemoteCode, BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
     """The fields of `VisionConfig` except `num_classes`; `muon` is a dict of settings, True or False.
 
     `out_features` are names of stages, `"stage1"` to `"stage4"` (`out_indices`: 0 to 3); the last stage by default.
     """
 
     model_type = "muonssm_mambavision"
+    package_module = "muonssm.models.vision.transformers_model"
+    auto_classes = {  # noqa: RUF012
+        "AutoConfig": "MambaVisionBackboneConfig",
+        "AutoModel": "MambaVisionBackbone",
+        "AutoBackbone": "MambaVisionBackbone",
+    }
 
     backbone: str = "mamba"
     muon: Any = True
@@ -71,7 +78,7 @@ class MambaVisionBackboneConfig(BackboneConfigMixin, PreTrainedConfig):
         return VisionConfig(**values, muon=as_muon(self.muon), num_classes=0)
 
 
-class MambaVisionBackbone(BackboneMixin, PreTrainedModel):
+class MambaVisionBackbone(RemoteModel, BackboneMixin, PreTrainedModel):
     """Compute the maps of the stages `out_features`, each through its own norm."""
 
     config: MambaVisionBackboneConfig
@@ -115,7 +122,3 @@ class MambaVisionBackbone(BackboneMixin, PreTrainedModel):
         if return_dict is False:
             return (maps,)
         return BackboneOutput(feature_maps=maps, hidden_states=maps if output_hidden_states else None)
-
-
-AutoConfig.register(MambaVisionBackboneConfig.model_type, MambaVisionBackboneConfig)
-AutoBackbone.register(MambaVisionBackboneConfig, MambaVisionBackbone)

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from muonssm.lab.core.commands import CommandTable, select
+from muonssm.lab.core.files import sentence
+from muonssm.lab.core.openmp import let_waiting_threads_sleep
+from muonssm.lab.core.processes import leave_group
 from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 from muonssm.version import __version__
 
 ROOMS = ("core", "report", "activity", "language", "vision", "analysis", "bench")  # each has a commands.py
+DECODING = {"generate", "stream"}  # steps of microseconds, which threads that sleep would slow down
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,6 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the `muonssm` command; return its exit code."""
+    if arguments is None and not set(sys.argv[1:2]) & DECODING:
+        let_waiting_threads_sleep()
     parsed = build_parser().parse_args(arguments)
     run, extra = select(parsed)
     prepare_torchvision()  # before a command imports transformers, which imports torchvision if it is installed
@@ -42,11 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ImportError, OSError) as error:
         if isinstance(error, TypeError) and "must be" not in str(error):
             raise  # a bug, not a wrong setting
-        print(f"muonssm {parsed.command}: {error}", file=sys.stderr)
+        print(f"muonssm {parsed.command}: {sentence(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nmuonssm {parsed.command}: interrupted; commands with --resume can continue", file=sys.stderr)
         return 130
+    finally:
+        leave_group()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from .recordings import Channels, DamagedFileError, Signal
+from muonssm.lab.core.untrusted import UntrustedFileError, read_lines
 
+from .recordings import Channels, DamagedFileError, Signal, first_infinite, to_float32
+
+BEYOND_FLOAT32 = " (float32 ends at 3.4e38)"
 SECONDS_PER_UNIT = {None: 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 TIME_COLUMN = re.compile(r"(?:t|ts|time|timestamp|datetime)(?:[ _]?[(\[]?(s|ms|us|ns)[)\]]?)?", re.IGNORECASE)
 COMPACT_DATE = re.compile(r"(\d{4})(\d{2})(\d{2})_")  # 20180423_15:09:13.120
+DATE = re.compile(r"\d{4}-.*")  # numpy would also read words, such as "now"
 TIME_ZONE = re.compile(r"(?<=:\d\d)(\.\d+)?(?:Z|[+-]\d\d:?\d\d)$")
 
 
@@ -41,19 +45,23 @@ def read_cells(path: Path) -> tuple[Channels | None, np.ndarray]:
     """Read the header of a CSV file, and its cells `[rows, columns]` as text.
 
     Comma, semicolon and tab separate cells. The first row is a header if none of its cells is a number; None if the
-    file has no header.
+    file has no header. A cell has no line break, not even in quotes: one that is not closed would hide rows.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise DamagedFileError(f"must be UTF-8 text, got byte {error.start} that is not") from error
+        lines = [line + "\n" for line in read_lines(path) if line.strip()]
+    except UntrustedFileError as error:
+        raise DamagedFileError(error.reason) from error
     if not lines:
         raise DamagedFileError("is empty")
     delimiter = max(",;\t", key=lines[0].count)
     try:
-        cells = np.loadtxt(lines, dtype=str, delimiter=delimiter, comments=None, quotechar='"', ndmin=2)
+        # Of objects: in an array of strings, one long cell would make all others as long.
+        cells = np.loadtxt(lines, dtype=object, delimiter=delimiter, comments=None, quotechar='"', ndmin=2)
     except ValueError as error:
         raise DamagedFileError(f"must be a table: {str(error).split(';')[0]}") from error
+    broken = next((row for row, of_row in enumerate(cells, start=1) if any("\n" in cell for cell in of_row)), None)
+    if broken is not None:
+        raise DamagedFileError(f"must have no line break in a quoted cell, got one in row {broken}")
     if any(_is_number(cell) for cell in cells[0]):
         return None, cells
     if len(cells) == 1:
@@ -70,20 +78,22 @@ def read_columns(path: Path, names: Channels) -> np.ndarray:
 
 
 def parse_numbers(cells: np.ndarray, names: Channels) -> np.ndarray:
-    """Convert cells `[rows, columns]` to float64; an error names the first cell that is not a finite number."""
+    """Convert cells `[rows, columns]` to float64; an error names the first cell that is not finite as float32."""
     try:
         values = cells.astype(np.float64)
     except ValueError:
         row, column = next(index for index in np.ndindex(*cells.shape) if not _is_number(str(cells[index])))
-        raise _not_finite(names[column], row, repr(str(cells[row, column]))) from None
-    if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
-        raise _not_finite(names[column], row, values[row, column])
+        raise _not_finite(names[column], row, f"{str(cells[row, column])!r:.100}") from None
+    place = first_infinite(to_float32(values))
+    if place is not None:
+        row, column = place
+        value = values[row, column]
+        raise _not_finite(names[column], row, f"{value}{BEYOND_FLOAT32 if np.isfinite(value) else ''}")
     return values
 
 
 def _not_finite(name: str, row: int, value: object) -> DamagedFileError:
-    return DamagedFileError(f"must have finite numbers in column {name!r}, got {value} in row {row + 1}")
+    return DamagedFileError(f"must have finite numbers in column {name!r:.100}, got {value} in row {row + 1}")
 
 
 def parse_times(cells: np.ndarray, unit: str | None = None) -> np.ndarray:
@@ -95,9 +105,12 @@ def parse_times(cells: np.ndarray, unit: str | None = None) -> np.ndarray:
     if _is_number(cells[0]):
         return parse_numbers(cells[:, None], ("time",))[:, 0] * SECONDS_PER_UNIT[unit]
     dates = [TIME_ZONE.sub(r"\1", COMPACT_DATE.sub(r"\1-\2-\3T", str(cell).strip())) for cell in cells]
+    words = [date for date in dates if date and not DATE.fullmatch(date)]
+    if words:
+        raise DamagedFileError(f"must have numbers or dates as time stamps, got {words[0]!r}")
     try:
         stamps = np.array(dates, dtype="datetime64[us]")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DamagedFileError(f"must have numbers or dates as time stamps: {error}") from error
     if np.isnat(stamps).any():
         raise DamagedFileError(f"has no time stamp in row {int(np.isnat(stamps).argmax()) + 1}")

@@ -123,10 +123,9 @@ def load_activity(config: ActivityConfig, progress: bool = True) -> ActivityData
     channels = _use_common_channels(signals, lost)
     rate = _common_rate(config, source.rate, signals)
     samples = _resample_all(signals, rate, lost)
-    _check_lost(lost, len(samples), config.max_lost)
-
-    usable = [recording for recording in recordings if recording.split is None or recording in samples]
-    mean, std, (train, validation, test) = _standardized_splits(usable, samples, config)
+    mean, std, (train, validation, test) = _standardized_splits(recordings, samples, config, lost)
+    _check_classes(train, listing.classes)
+    usable = _usable(recordings, samples)
     lengths = [len(x) for x in samples.values()] if config.mode == "windows" else []
     dropped = sum(count_dropped_samples(n, config.length, config.overlap) for n in lengths)
     return ActivityData(
@@ -220,13 +219,39 @@ def _resample_all(
     return samples
 
 
+def _usable(recordings: Sequence[Recording], samples: dict[Recording, np.ndarray]) -> list[Recording]:
+    """The recordings that were read, and those that the split does not use."""
+    return [recording for recording in recordings if recording.split is None or recording in samples]
+
+
 def _standardized_splits(
-    recordings: Sequence[Recording], samples: dict[Recording, np.ndarray], config: ActivityConfig
+    recordings: Sequence[Recording],
+    samples: dict[Recording, np.ndarray],
+    config: ActivityConfig,
+    lost: list[LostFile],
 ) -> tuple[Tensor, Tensor, list[WindowSet]]:
-    """Mean and deviation of the training windows, and the windows of all splits standardized with them."""
-    raw = [_cut_split(recordings, samples, split, config) for split in SPLITS]
-    mean, std = channel_statistics(raw[0].x.numpy())
-    return mean, std, [replace(windows, x=standardize(windows.x, mean, std)) for windows in raw]
+    """Mean and deviation of the training windows, and the windows of all splits standardized with them.
+
+    Recordings that are not finite then, because a value is too large, move from `samples` to `lost`.
+    """
+    while True:
+        _check_lost(lost, len(samples), config.max_lost)
+        usable = _usable(recordings, samples)
+        raw = [_cut_split(usable, samples, split, config) for split in SPLITS]
+        mean, std = channel_statistics(raw[0].x.numpy())
+        splits = [replace(windows, x=standardize(windows.x, mean, std)) for windows in raw]
+        infinite = {i for windows in splits for i in _infinite_recordings(windows)}
+        if not infinite:
+            return mean, std, splits
+        for i in sorted(infinite):
+            peak = np.abs(samples.pop(usable[i])).max()
+            lost.append((usable[i].name, f"must be finite after standardization, got values up to {peak:.6g}"))
+
+
+def _infinite_recordings(windows: WindowSet) -> list[int]:
+    """The recordings with a value that is not finite."""
+    finite = windows.x.isfinite()
+    return [] if finite.all() else windows.recording[~finite.all(dim=2).all(dim=1)].unique().tolist()
 
 
 def _cut_split(
@@ -246,6 +271,13 @@ def _cut_split(
 def _check_any_usable(usable: Collection[Recording], lost: list[LostFile]) -> None:
     if not usable:
         raise TooManyLostError("\n".join([f"none of {len(lost)} files can be used:", *_list_lost(lost)]), lost)
+
+
+def _check_classes(train: WindowSet, classes: Sequence[str]) -> None:
+    """Refuse one class: a model that knows nothing else is always right."""
+    present = train.y.unique().tolist()
+    if len(present) < 2:
+        raise ValueError(f"training data must have 2 or more classes, got 1: {classes[present[0]]}")
 
 
 def _check_lost(lost: list[LostFile], usable: int, max_lost: float) -> None:

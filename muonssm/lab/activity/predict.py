@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
+import numpy as np
 import torch
 
+from muonssm.lab.core.untrusted import MAX_LINE
 from muonssm.models.activity import ActivityClassifier
 
 from .config import ActivityConfig
 from .dataset import read_recording
 from .stream import ActivityStream
 from .windows import make_windows, standardize, window_hop
+
+LARGEST = float(np.finfo(np.float32).max)
+MAX_SHOWN = 200  # characters of a wrong line
 
 
 class Prediction(NamedTuple):
@@ -42,6 +46,7 @@ def predict(model: ActivityClassifier, config: ActivityConfig, metadata: dict[st
     predictions = []
     for i, row in enumerate(probabilities):
         start, end = (0, len(samples) - 1) if is_one_window else (i * hop, i * hop + config.length - 1)
+        _check_finite(x[i], row, f"{path}, samples {start} to {end},", f"values up to {abs(samples).max():.6g}")
         predictions.append(Prediction(start, end, metadata["classes"][int(row.argmax())], float(row.max())))
     return predictions
 
@@ -60,8 +65,11 @@ def stream(
     for count, sample in enumerate(samples, start=1):
         _check_sample(sample, count, metadata["channels"])
         start = time.perf_counter()
-        window = activity_stream.feed(_standardize(torch.tensor(sample, dtype=torch.float32), metadata))
+        x = _standardize(torch.tensor(sample, dtype=torch.float32), metadata)
+        window = activity_stream.feed(x)
         seconds += time.perf_counter() - start
+        probabilities = torch.zeros(0) if window is None else window.probabilities
+        _check_finite(x, probabilities, f"the stream up to sample {count}", f"{list(sample)} in the last")
         if window is not None:
             best = int(window.probabilities.argmax())
             yield Prediction(
@@ -86,7 +94,7 @@ def piped_samples(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[f
     The first line can be a header. Then the columns named in `channels` are used, and others, such as a time, are not.
     """
     columns: list[int] | None = None
-    for number, line in enumerate(line for line in lines if line.strip()):
+    for number, line in enumerate(line for line in _read_lines(lines) if line.strip()):
         cells = [cell.strip() for cell in line.split(",")]
         if number == 0 and not any(_is_finite(cell) for cell in cells):
             missing = [name for name in channels if name not in cells]
@@ -96,7 +104,7 @@ def piped_samples(lines: TextIO, channels: Sequence[str]) -> Iterator[Sequence[f
             continue
         selected = cells if columns is None else [cells[i] for i in columns if i < len(cells)]
         if not all(_is_finite(cell) for cell in selected):
-            raise ValueError(f"a line must be finite numbers separated by commas, got {line.strip()!r}")
+            raise ValueError(f"a line must be finite numbers separated by commas, got {line.strip()[:MAX_SHOWN]!r}")
         yield [float(cell) for cell in selected]
 
 
@@ -104,13 +112,35 @@ def _check_sample(sample: Sequence[float], number: int, channels: Sequence[str])
     if len(sample) != len(channels):
         names = ", ".join(channels)
         raise ValueError(f"a sample must have {len(channels)} numbers ({names}), got {len(sample)} in sample {number}")
+    if not all(_is_finite(value) for value in sample):
+        raise ValueError(f"a sample must have finite numbers (float32), got {list(sample)} in sample {number}")
 
 
-def _is_finite(cell: str) -> bool:
+def _check_finite(x: torch.Tensor, probabilities: torch.Tensor, what: str, got: str) -> None:
+    """Refuse what the model has no answer for, because numbers overflow on the way: standardized x, probabilities."""
+    if not (x.isfinite().all() and probabilities.isfinite().all()):
+        raise ValueError(
+            f"{what} must have values near those of the training data, got {got}: the probabilities are not finite"
+        )
+
+
+def _is_finite(cell: str | float) -> bool:
+    """Whether a number is finite as float32."""
     try:
-        return math.isfinite(float(cell))
-    except ValueError:
+        return abs(float(cell)) <= LARGEST
+    except (ValueError, OverflowError):
         return False
+
+
+def _read_lines(lines: TextIO) -> Iterator[str]:
+    """The lines of a pipe; one that does not end is refused before it fills the memory."""
+    try:
+        while line := lines.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE:
+                raise ValueError(f"a line must have {MAX_LINE} characters or less, got more: {line[:MAX_SHOWN]!r}")
+            yield line
+    except UnicodeDecodeError as error:
+        raise ValueError(f"a line must be text, got bytes that are not: {error}") from error
 
 
 def _standardize(x: Any, metadata: dict[str, Any]) -> torch.Tensor:

@@ -65,7 +65,7 @@ def deal_into_groups(recordings: Sequence[Recording], groups: int, seed: int) ->
         distinct = sorted(set(subjects))
         group_of = {distinct[i]: position % groups for position, i in enumerate(generator.permutation(len(distinct)))}
     if len(group_of) < groups:
-        raise ValueError(f"folds must be {len(group_of)} or less for {len(group_of)} {unit}, got {groups}")
+        raise ValueError(f"data.folds must be {len(group_of)} or less for {len(group_of)} {unit}, got {groups}")
     return [group_of[name] for name in names]
 
 

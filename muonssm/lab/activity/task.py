@@ -80,7 +80,11 @@ class ActivityTask(Task):
         return replace(self, data=replace(self.data, fold=fold))
 
     def with_double_state(self) -> ActivityTask:
-        """The same task with `d_state` doubled."""
+        """The same task with `d_state` doubled.
+
+        A memory of Mamba, Mamba-2 and LongHorn has keys of twice the size; their projections grow with them. The other
+        backbones have half as many heads with keys and values of twice the size: their projections stay as they are.
+        """
         return replace(self, model=replace(self.model, d_state=2 * self.model.d_state))
 
     def shrink(self, metadata: Mapping[str, Any], training: TrainingConfig) -> tuple[ActivityTask, TrainingConfig]:

@@ -69,11 +69,14 @@ def resample_to_window(samples: np.ndarray, length: int) -> np.ndarray:
 
 
 def channel_statistics(windows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation `[C]` over windows and time. The deviation of a constant channel is set to 1."""
+    """Mean and standard deviation `[C]` over windows and time.
+
+    The deviation of a channel that is constant, or too small for float32 to divide by, is set to 1.
+    """
     channels = [windows[..., c].astype(np.float64) for c in range(windows.shape[-1])]
     mean = np.array([channel.mean() for channel in channels])
     std = np.array([channel.std() for channel in channels])
-    std[std <= 1e-7 * np.abs(mean)] = 1.0
+    std[(std <= 1e-7 * np.abs(mean)) | (std < np.finfo(np.float32).tiny)] = 1.0
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muonssm.lab.core.experiment import Experiment
+from muonssm.lab.core.files import remove_leftovers
+from muonssm.lab.core.lock import locked
 from muonssm.lab.core.recipe import Recipe, changed
 from muonssm.lab.core.run_folder import RunFolder, as_json
 
@@ -68,11 +70,18 @@ def analyze(
         workers: the number of processes of studies; one per core by default.
         resume: keep results that exist already.
     """
-    from tqdm import tqdm
-
     experiment = Experiment.read(run)
     _check(experiment, names, seeds, workers)
     study = Study(experiment, study_recipe(experiment, changes), seeds, workers)
+    with locked(experiment.analysis_folder):
+        remove_leftovers(experiment.analysis_folder)
+        yield from _analyze(study, names, resume)
+
+
+def _analyze(study: Study, names: Sequence[str], resume: bool) -> Iterator[tuple[str, list[str]]]:
+    from tqdm import tqdm
+
+    experiment = study.experiment
     for name in tqdm(_selected(experiment, names), desc="analyze", unit="analysis", leave=False):
         if resume and _is_finished(study, name):
             yield name, ["kept: the result exists already"]

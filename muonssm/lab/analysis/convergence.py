@@ -1,19 +1,22 @@
-"""The analysis `convergence` of a comparison: training steps until both variants reach the same validation loss.
+"""The analysis `convergence` of a comparison: training steps until a variant is as good as plain, and the reverse.
 
-    target = the higher of both runs' lowest validation losses, which both reach
-    ratio  = training steps of plain to the target / training steps of Muon to the target
+    target = the worse of both runs' best validation losses, which both reach
+    ratio  = training steps of plain to the target / training steps of the variant to the target
 
-The loss is interpolated linearly between two validations.
+The loss is interpolated linearly between two validations. Runs without a validation loss are compared by their error,
+100% minus the validation score, and the table also has the steps to a score of 90%.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple
 
 from muonssm.lab.core.compare import ComparedRun
 from muonssm.lab.core.experiment import Experiment
+from muonssm.lab.core.variants import display_name
 from muonssm.lab.report import figures
 
 from .intervals import format_interval, format_spread, paired_ratio, verdict
@@ -21,7 +24,8 @@ from .per_run import PerRun
 from .result import Result
 
 PAPER = "With Muon, LongHorn reaches the same pre-training loss in 1.3 times fewer steps (FineWeb-Edu, 10B tokens)."
-LossCurve = Sequence[tuple[float, float]]  # training step, validation loss
+GOOD_SCORE = 90.0  # percent
+Curve = Sequence[tuple[float, float]]  # training step, validation loss or error
 
 
 class StepsToTarget(NamedTuple):
@@ -29,10 +33,10 @@ class StepsToTarget(NamedTuple):
 
     target: float
     plain: float
-    muon: float
+    other: float
 
 
-def steps_to_loss(curve: LossCurve, target: float) -> float | None:
+def steps_to_loss(curve: Curve, target: float) -> float | None:
     """Training steps until the loss first is `target` or lower; None if it never is."""
     previous: tuple[float, float] | None = None
     for step, loss in curve:
@@ -44,44 +48,81 @@ def steps_to_loss(curve: LossCurve, target: float) -> float | None:
     return None
 
 
-def steps_to_target(plain: LossCurve, muon: LossCurve) -> StepsToTarget:
+def steps_to_target(plain: Curve, other: Curve) -> StepsToTarget:
     """Training steps of both runs to the lowest loss that both reach."""
-    target = max(min(loss for _, loss in curve) for curve in (plain, muon))
-    steps = [step for curve in (plain, muon) if (step := steps_to_loss(curve, target)) is not None]
+    target = max(min(loss for _, loss in curve) for curve in (plain, other))
+    steps = [step for curve in (plain, other) if (step := steps_to_loss(curve, target)) is not None]
     return StepsToTarget(target, *steps)
 
 
 def analyze_convergence(experiment: Experiment) -> Result:
-    """Validation losses of every pair, and the ratio of training steps."""
+    """Validation losses of every pair, and the ratio of training steps, for each variant compared with plain."""
     result = Result("convergence", "Steps to the same validation loss", PAPER)
-    if len(experiment.trained_variants) < 2:
-        raise ValueError("convergence needs a comparison of plain and Muon")
-    curves = PerRun.measure(experiment, lambda run: _loss_curve(experiment, run))
+    if not experiment.compared_variants:
+        raise ValueError("convergence needs a comparison of plain and another variant")
+    curves = PerRun.measure(experiment, lambda run: _curve(experiment, run, "validation_loss"))
+    name, score = "loss", None
     if not all(curves.all):
-        raise ValueError("convergence needs a validation loss in the history of every run")
-    plain, muon = curves.by_pair("plain"), curves.by_pair("muon")
-    pairs = {key: steps_to_target(curve, muon[key]) for key, curve in plain.items() if key in muon}
+        score = experiment.metrics[0]
+        if score.unit != "%" or not score.higher_is_better:
+            raise ValueError("convergence needs a validation loss in the history of every run")
+        name = f"{score.title} error"
+        scores = PerRun.measure(experiment, lambda run: _curve(experiment, run, f"validation_{score.name}"))
+        if not all(scores.all):
+            raise ValueError(f"convergence needs a validation loss or {score.title} in the history of every run")
+        curves = scores.map(lambda curve: [(step, 100 - value) for step, value in curve])
+        result.title = f"Steps to the same validation {score.title}"
     drawn = {variant: curves.of(variant) for variant in experiment.trained_variants}
-    result.add_figure("Validation loss", figures.lines(drawn, "training step", "validation loss"))
-    ratio = paired_ratio(
-        {key: steps.plain for key, steps in pairs.items()}, {key: steps.muon for key, steps in pairs.items()}
+    unit = ", %" if score else ""
+    result.add_figure(f"Validation {name}", figures.lines(drawn, "training step", f"validation {name}{unit}"))
+    rows: list[list[str]] = []
+    for variant in experiment.compared_variants:
+        rows += _compare(result, curves, variant)
+    result.add_table(
+        f"Training steps to the lowest {name} that both reach", ["", "steps"], rows, [["paper, LongHorn", "1.3"]]
     )
-    result.found.append(
-        f"Plain needs {format_interval(ratio, '{:.3f}')} times the training steps of Muon: {verdict(ratio, 1.0)}."
-    )
-    rows = [
-        ["plain", format_spread([steps.plain for steps in pairs.values()], "{:.0f}")],
-        ["muon", format_spread([steps.muon for steps in pairs.values()], "{:.0f}")],
-        ["plain over muon", format_interval(ratio, "{:.3f}")],
-    ]
-    paper = [["paper, LongHorn", "1.3"]]
-    result.add_table("Training steps to the lowest loss that both reach", ["", "steps"], rows, paper)
-    named = {f"seed{seed}-fold{fold}": steps._asdict() for (seed, fold), steps in pairs.items()}
-    result.data |= {"ratio": asdict(ratio), "pairs": named}
+    if score:
+        _add_good_scores(result, curves, experiment.trained_variants, score.title)
     return result
 
 
-def _loss_curve(experiment: Experiment, run: ComparedRun) -> list[tuple[float, float]]:
-    """Training steps and validation losses of a run, without losses that are not a number."""
-    epochs = experiment.folder(run).read("history.json")
-    return [(each["step"], each["validation_loss"]) for each in epochs if each.get("validation_loss") is not None]
+def _compare(result: Result, curves: PerRun[list[tuple[float, float]]], variant: str) -> list[list[str]]:
+    """Add the sentence and the numbers of one variant; return its rows of the table."""
+    plain, other = curves.by_pair("plain"), curves.by_pair(variant)
+    pairs = {key: steps_to_target(curve, other[key]) for key, curve in plain.items() if key in other}
+    ratio = paired_ratio(
+        {key: steps.plain for key, steps in pairs.items()}, {key: steps.other for key, steps in pairs.items()}
+    )
+    result.found.append(
+        f"Plain needs {format_interval(ratio, '{:.3f}')} times the training steps of {display_name(variant)}: "
+        f"{verdict(ratio, 1.0)}."
+    )
+    named = {f"seed{seed}-fold{fold}": steps._asdict() for (seed, fold), steps in pairs.items()}
+    result.data[variant] = {"ratio": asdict(ratio), "pairs": named}
+    plain_label = "plain" if len(curves.variants) == 2 else f"plain, paired with {variant}"
+    return [
+        [plain_label, format_spread([steps.plain for steps in pairs.values()], "{:.0f}")],
+        [variant, format_spread([steps.other for steps in pairs.values()], "{:.0f}")],
+        [f"plain over {variant}", format_interval(ratio, "{:.3f}")],
+    ]
+
+
+def _add_good_scores(
+    result: Result, curves: PerRun[list[tuple[float, float]]], variants: Sequence[str], title: str
+) -> None:
+    """Add the table of steps to `GOOD_SCORE`: the mean of the runs that reach it, and how many do."""
+    steps = curves.map(partial(steps_to_loss, target=100 - GOOD_SCORE))
+    rows = []
+    for variant in variants:
+        reached = [step for step in steps.of(variant) if step is not None]
+        count = f"{len(reached)} of {len(steps.of(variant))}"
+        rows.append([variant, count, format_spread(reached, "{:.0f}") if reached else "-"])
+        result.data[f"steps to {GOOD_SCORE:g}%, {variant}"] = steps.of(variant)
+    head = ["", "runs that reach it", "training steps of those"]
+    result.add_table(f"Training steps to {GOOD_SCORE:g}% validation {title}", head, rows)
+
+
+def _curve(experiment: Experiment, run: ComparedRun, name: str) -> list[tuple[float, float]]:
+    """Training steps and values of a run's history, without values that are not a number."""
+    rows = experiment.folder(run).read("history.json")
+    return [(row["step"], row[name]) for row in rows if row.get(name) is not None]

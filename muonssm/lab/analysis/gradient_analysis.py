@@ -12,6 +12,7 @@ import numpy as np
 from muonssm.lab.core.compare import ComparedRun
 from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.scorer import IGNORED
+from muonssm.lab.core.variants import WITHOUT_MOMENTUM, display_name
 from muonssm.lab.report import figures
 
 from .gradient_flow import GradientProfile, gradients
@@ -50,11 +51,12 @@ def analyze_gradients(experiment: Experiment) -> Result:
     ]
     caption = "Gradient norm in the first eighth of the steps divided by that in the last eighth"
     result.add_table(caption, ["", "early over late"], rows)
-    if len(variants) == 2:
-        ratio = paired_ratio(early_over_late.by_pair("muon"), early_over_late.by_pair("plain"))
-        result.data["early over late, muon over plain"] = asdict(ratio)
+    for variant in experiment.compared_variants:
+        ratio = paired_ratio(early_over_late.by_pair(variant), early_over_late.by_pair("plain"))
+        result.data[f"early over late, {variant} over plain"] = asdict(ratio)
         result.found.append(
-            f"Early over late, Muon divided by plain: {format_interval(ratio, '{:.3g}')}: {verdict(ratio, 1.0)}."
+            f"Early over late, {display_name(variant)} divided by plain: {format_interval(ratio, '{:.3g}')}: "
+            f"{verdict(ratio, 1.0)}."
         )
     every_step = scores_every_step(experiment.validation_batch(SEQUENCES))
     result.found.append(EVERY_STEP_SCORED if every_step else LABELED_STEPS_SCORED)
@@ -73,12 +75,15 @@ def _profile(experiment: Experiment, run: ComparedRun) -> GradientProfile:
 
 
 def _add_curves(result: Result, profiles: PerRun[GradientProfile], variants: list[str]) -> None:
-    """Add the figure of gradient norms in the first layer, with the weights that each run kept."""
+    """Add the figure of gradient norms in the first layer, with the weights that each run kept.
+
+    With two variants, the figure also has the norms in the momentum.
+    """
     curves = {}
     for variant in variants:
         curves[variant] = [_curve(each.steps, each.S[0]) for each in profiles.of(variant)]
-        if variant == "muon":
-            curves["muon, momentum"] = [_curve(each.steps, each.M[0]) for each in profiles.of(variant)]
+        if len(variants) <= 2 and variant not in WITHOUT_MOMENTUM:
+            curves[f"{variant}, momentum"] = [_curve(each.steps, each.M[0]) for each in profiles.of(variant)]
     figure = figures.lines(curves, "step", "gradient norm", log_y=True)
     result.add_figure("Gradient norm in the memory of the first layer, kept weights", figure)
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from muonssm.lab.core.experiment import Experiment
+from muonssm.lab.core.variants import display_name
 from muonssm.lab.report import figures
 
 from .intervals import format_interval, format_spread, paired_difference, paired_ratio, verdict
@@ -45,8 +46,8 @@ def analyze_spectrum(experiment: Experiment) -> Result:
     ]
     head = ["", *(f"{variant}, log10 of the condition number" for variant in variants)]
     result.add_table("Condition number of S, median over sequences and heads", head, rows)
-    if len(variants) == 2:
-        _compare_conditions(result, spectra, layers)
+    for variant in experiment.compared_variants:
+        _compare_conditions(result, spectra, layers, variant)
     result.data |= spectra.to_dict()
     return result
 
@@ -59,14 +60,14 @@ def _log_conditions(spectra: PerRun[Spectrum], variant: str, layer: int) -> list
     return [math.log10(each.condition[layer]) for each in spectra.of(variant)]
 
 
-def _compare_conditions(result: Result, spectra: PerRun[Spectrum], layers: int) -> None:
+def _compare_conditions(result: Result, spectra: PerRun[Spectrum], layers: int, variant: str) -> None:
     """Add a sentence per layer on the ratio of condition numbers."""
     for layer in range(layers):
         conditions = spectra.map(partial(_condition, layer=layer))
-        ratio = paired_ratio(conditions.by_pair("plain"), conditions.by_pair("muon"))
-        result.data[f"plain over muon, layer {layer + 1}"] = asdict(ratio)
+        ratio = paired_ratio(conditions.by_pair("plain"), conditions.by_pair(variant))
+        result.data[f"plain over {variant}, layer {layer + 1}"] = asdict(ratio)
         result.found.append(
-            f"Layer {layer + 1}: the condition number of plain divided by that of Muon is "
+            f"Layer {layer + 1}: the condition number of plain divided by that of {display_name(variant)} is "
             f"{format_interval(ratio, '{:.3g}')}: {verdict(ratio, 1.0)}."
         )
 
@@ -101,13 +102,13 @@ def analyze_rank(experiment: Experiment) -> Result:
     )
     if "plain" in variants:
         result.found.append("A plain memory has no momentum: its M is the last write, which has rank 1.")
-    if len(variants) == 2:
+    for variant in experiment.compared_variants:
         for layer in range(layers):
-            change = paired_difference(late["S", layer].by_pair("muon"), late["S", layer].by_pair("plain"))
-            result.data[f"muon minus plain, S, layer {layer + 1}"] = asdict(change)
+            change = paired_difference(late["S", layer].by_pair(variant), late["S", layer].by_pair("plain"))
+            result.data[f"{variant} minus plain, S, layer {layer + 1}"] = asdict(change)
             result.found.append(
-                f"Layer {layer + 1}: effective rank of S, Muon minus plain: {format_interval(change)}: "
-                f"{verdict(change)}."
+                f"Layer {layer + 1}: effective rank of S, {display_name(variant)} minus plain: "
+                f"{format_interval(change)}: {verdict(change)}."
             )
     result.data |= ranks.to_dict()
     return result

@@ -34,6 +34,11 @@ class PerRun(Generic[Value]):
         """The values of all runs."""
         return list(self._values.values())
 
+    @property
+    def variants(self) -> list[str]:
+        """The variants that have a run."""
+        return list(dict.fromkeys(name for name, _, _ in self._values))
+
     def of(self, variant: str) -> list[Value]:
         """The values of a variant's runs."""
         return list(self.by_pair(variant).values())

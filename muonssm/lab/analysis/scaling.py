@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.timing import best_seconds, fit_exponent
+from muonssm.lab.core.variants import DEFAULT_VARIANTS, PLAIN, display_name, variant_task
 from muonssm.lab.report import figures
 
 from .result import Result
-from .variants import muon_of
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 MAX_SEQUENCES = 16
@@ -26,11 +26,12 @@ PAPER = (
 
 
 def analyze_scaling(experiment: Experiment) -> Result:
-    """Seconds per training step at several lengths, plain and with Muon, measured in turns."""
+    """Seconds per training step at several lengths, measured in turns: a comparison's variants, else plain and Muon."""
     result = Result("scaling", "Time against sequence length", PAPER)
     recipe, metadata = experiment.recipe, experiment.metadata()
     sequences = min(MAX_SEQUENCES, recipe.training.batch_size)
-    tasks = {"plain": recipe.task.plain(), "muon": recipe.task.with_muon(muon_of(recipe))}
+    names = experiment.trained_variants if experiment.compared_variants else DEFAULT_VARIANTS
+    tasks = {name: variant_task(recipe.task, name) for name in names}
     models = {variant: task.build_model(metadata) for variant, task in tasks.items()}
     seconds: dict[str, list[float]] = {variant: [] for variant in models}
     for length in LENGTHS:
@@ -68,18 +69,21 @@ def _training_step(model: nn.Module, batch: dict[str, Tensor]) -> Callable[[], N
 
 def _add_times(result: Result, seconds: Mapping[str, list[float]], sequences: int) -> None:
     """Add the figure, the table, and the growth of time with length."""
-    ratios = [muon / plain for muon, plain in zip(seconds["muon"], seconds["plain"], strict=True)]
     curves = {variant: [list(zip(map(float, LENGTHS), times, strict=True))] for variant, times in seconds.items()}
     figure = figures.lines(curves, "sequence length", "seconds", log_x=True, log_y=True)
     result.add_figure(f"Seconds per training step, {sequences} sequences", figure)
+    exponents = {variant: fit_exponent(list(LENGTHS), times) for variant, times in seconds.items()}
+    result.data = {"lengths": LENGTHS, "seconds": seconds, "powers": exponents}
     rows = [[variant, *(f"{time:.3f}" for time in times)] for variant, times in seconds.items()]
-    rows.append(["muon over plain", *(f"{ratio:.2f}" for ratio in ratios)])
+    for variant in (name for name in seconds if name != PLAIN):
+        ratios = [time / plain for time, plain in zip(seconds[variant], seconds[PLAIN], strict=True)]
+        rows.append([f"{variant} over plain", *(f"{ratio:.2f}" for ratio in ratios)])
+        result.data[f"{variant} over plain"] = ratios
+        name = display_name(variant)
+        result.found.append(
+            f"Time grows as length to the power {exponents[PLAIN]:.2f} (plain) and {exponents[variant]:.2f} ({name}). "
+            f"A training step with {name} takes {statistics.fmean(ratios):.2f} times as long as a plain one "
+            f"({min(ratios):.2f} to {max(ratios):.2f})."
+        )
     head = ["", *(f"L = {length}" for length in LENGTHS)]
     result.add_table(f"Seconds per training step, best of {ROUNDS}", head, rows)
-    exponents = {variant: fit_exponent(list(LENGTHS), times) for variant, times in seconds.items()}
-    result.found.append(
-        f"Time grows as length to the power {exponents['plain']:.2f} (plain) and {exponents['muon']:.2f} (Muon). A "
-        f"training step with Muon takes {statistics.fmean(ratios):.2f} times as long as a plain one ({min(ratios):.2f} "
-        f"to {max(ratios):.2f})."
-    )
-    result.data = {"lengths": LENGTHS, "seconds": seconds, "muon over plain": ratios, "powers": exponents}

@@ -34,8 +34,8 @@ SPLITS = ("validation", "test")
 SEQUENCES = 16  # of the validation set, for ranks and condition numbers
 TITLES = {
     "plain": "plain",
-    "double": "plain, state doubled",
-    "momentum": "momentum only",
+    "doubled": "plain, state doubled",
+    "unnormalized": "momentum only",
     "frobenius": "momentum + Frobenius",
     "muon": "momentum + Newton-Schulz",
     "five": "five Newton-Schulz steps",
@@ -45,7 +45,7 @@ PAPER_ABLATION = (
     "72.53% and 13.34, with Newton-Schulz 74.67% and 16.62."
 )
 PAPER_ABLATION_ROWS = {  # validation accuracy and effective rank
-    "momentum": ("72.04 ± 0.58", "12.98 ± 0.81"),
+    "unnormalized": ("72.04 ± 0.58", "12.98 ± 0.81"),
     "frobenius": ("72.53 ± 0.82", "13.34 ± 0.43"),
     "muon": ("74.67 ± 0.46", "16.62 ± 0.57"),
 }
@@ -111,7 +111,9 @@ class Study:
 
     def scores(self, folders: RunFolders, split: str) -> Scores:
         """The headline score of every run on a split."""
-        return {key: RunFolder(path).read("metrics.json")[split][self.metric.name] for key, path in folders.items()}
+        metrics = {key: RunFolder(path).read("metrics.json") for key, path in folders.items()}
+        name = self.metric.name
+        return {key: None if "diverged" in found else found[split][name] for key, found in metrics.items()}
 
     def settings(self) -> dict[str, Any]:
         """The settings that the JSON file of a study records."""
@@ -120,7 +122,7 @@ class Study:
 
 def ablation(study: Study) -> Result:
     """Compare momentum alone, Frobenius normalization and Newton-Schulz: scores, rank of M, condition number of S."""
-    names = ("plain", "momentum", "frobenius", "muon")
+    names = ("plain", "unnormalized", "frobenius", "muon")
     result = Result("ablation", "Normalizations of the write", PAPER_ABLATION, settings=study.settings())
     folders = study.train(names, "ablation")
     scores = {split: study.scores(folders, split) for split in SPLITS}
@@ -134,7 +136,7 @@ def ablation(study: Study) -> Result:
         ("Condition number of S", logs, "log10 of the condition number"),
     ):
         result.add_figure(caption, figures.bars(_bars(values, names), axis))
-    pairs = [("muon", "frobenius"), ("muon", "momentum"), ("frobenius", "momentum")]
+    pairs = [("muon", "frobenius"), ("muon", "unnormalized"), ("frobenius", "unnormalized")]
     _add_score_differences(study, result, scores["validation"], pairs)
     _add_geometry_differences(result, names, ranks, logs)
     result.found.append(ABLATION_NOTE)
@@ -155,7 +157,7 @@ def _add_ablation_table(study: Study, result: Result, names: Sequence[str], colu
 
 
 def _add_geometry_differences(result: Result, names: Sequence[str], ranks: Scores, logs: Scores) -> None:
-    for other in ("frobenius", "momentum"):
+    for other in ("frobenius", "unnormalized"):
         change = _difference(ranks, "muon", other)
         result.data[f"rank, muon minus {other}"] = asdict(change)
         result.found.append(f"Effective rank of M, Newton-Schulz minus {TITLES[other]}: {format_interval(change)}.")
@@ -187,7 +189,8 @@ def _geometry(study: Study, path: Path) -> Geometry:
 def ns_steps(study: Study) -> Result:
     """Compare zero Newton-Schulz steps (momentum only), one, and five."""
     result = Result("ns-steps", "Newton-Schulz steps: zero, one, five", PAPER_NS_STEPS, settings=study.settings())
-    _compare_variants(study, result, ("plain", "momentum", "muon", "five"), [("muon", "five"), ("muon", "momentum")])
+    pairs = [("muon", "five"), ("muon", "unnormalized")]
+    _compare_variants(study, result, ("plain", "unnormalized", "muon", "five"), pairs)
     result.found.append(NS_STEPS_NOTE)
     return result
 
@@ -195,8 +198,8 @@ def ns_steps(study: Study) -> Result:
 def capacity(study: Study) -> Result:
     """Compare a plain memory with a doubled state with Muon, whose momentum doubles what is stored."""
     result = Result("capacity", "A doubled state against Muon", PAPER_CAPACITY, settings=study.settings())
-    pairs = [("muon", "plain"), ("double", "plain"), ("muon", "double")]
-    _compare_variants(study, result, ("plain", "double", "muon"), pairs)
+    pairs = [("muon", "plain"), ("doubled", "plain"), ("muon", "doubled")]
+    _compare_variants(study, result, ("plain", "doubled", "muon"), pairs)
     return result
 
 

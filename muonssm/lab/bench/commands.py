@@ -12,6 +12,7 @@ MODES = {  # option and module
     "mixers": "time training steps of whole mixers",
     "training": "time training steps of the activity recipe",
     "language": "time training and decoding of small language models",
+    "decode": "time decoding, beside transformers and llama.cpp",
     "vision": "time training steps of MambaVision-T",
 }
 

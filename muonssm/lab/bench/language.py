@@ -1,7 +1,9 @@
 """`muonssm bench --language`: training and decoding of a small language model, ours and transformers' Mamba.
 
 The peer is `MambaForCausalLM` with `use_mambapy=True`. Our model has the same blocks (norm and mixer, no SwiGLU) and
-the peer's weights. The logits are compared, for the whole sequence and token by token, before anything is timed.
+the peer's weights; the peer also runs under `torch.compile`. The logits are compared, for the whole sequence and token
+by token, before anything is timed. Training steps of models with SwiGLU stand beside the machine's matmul limit, see
+`limits`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from muonssm.checks import check_int
 from muonssm.lab.core.timing import best_seconds
 from muonssm.layers import BACKBONES, Mixer, load_weights
 
+from . import limits
 from .measure import check_close, forward, threads
 from .record import LEGEND, Row, write_record
 
 CHECKED_TOKENS = 32  # of the prompt; a quarter as many generated tokens are checked
+COMPILED_PEER = True  # whether to time transformers' model under `torch.compile` too, which takes a minute to compile
 TOKENS_PER_RUN = 16  # single tokens that are timed together at one position
 BACKBONES_WITHOUT_PEER = tuple(name for name in BACKBONES if name != "mamba")
 
@@ -76,6 +80,45 @@ class Bound:
         return f"(target: {target}; {'met' if self.least <= value <= self.most else 'missed'})"
 
 
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model whose training step is compared with the matmul limit; by default the recipe language-demo's.
+
+    Attributes:
+        name: in the table.
+        backbone: a name in `BACKBONES`.
+        hidden, intermediate, layers, vocabulary, mixer: sizes of `MuonSSMConfig`.
+        batch, length: sequences of a step, and tokens per sequence.
+    """
+
+    name: str = "language-demo"
+    backbone: str = "gated_deltanet"
+    hidden: int = 192
+    intermediate: int = 512
+    layers: int = 4
+    vocabulary: int = 4096
+    mixer: dict[str, Any] = field(default_factory=dict)
+    batch: int = 16
+    length: int = 256
+
+    def build(self, muon: bool) -> Any:
+        """Build the model."""
+        from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
+
+        torch.manual_seed(0)
+        config = MuonSSMConfig(
+            vocab_size=self.vocabulary, hidden_size=self.hidden, intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers, backbone=self.backbone, muon=muon, mixer=dict(self.mixer),
+        )  # fmt: skip
+        return MuonSSMForCausalLM(config)
+
+
+WIDE = {"hidden": 672, "intermediate": 6144, "layers": 2, "vocabulary": 32000, "batch": 2, "length": 1024}
+TRAINED_MODELS = (
+    TrainedModel(),
+    TrainedModel("width 672, gated_deltanet", "gated_deltanet", mixer={"num_heads": 9}, **WIDE),
+    TrainedModel("width 672, mamba", "mamba", **WIDE),  # type: ignore[arg-type]
+)
 TRAINING, DECODING, POSITION = Bound(least=4.0), Bound(least=2.0), Bound(most=1.2)
 
 
@@ -176,6 +219,13 @@ def load_peer(model: Any, peer: Any) -> Any:
     return model
 
 
+def compiled_training_step(peer: Any, ids: Tensor) -> Callable[[], None]:
+    """`training_step` of the peer under `torch.compile`."""
+    compiled = copy.deepcopy(peer)
+    compiled.forward = torch.compile(compiled.forward)
+    return training_step(compiled, ids)
+
+
 def contenders(backbone: str, sizes: Sizes) -> dict[str, Any]:
     """Our model, plain and with Muon; for Mamba also the peer. All have the same weights."""
     models = {name: build(backbone, sizes, muon) for name, muon in (("plain", False), ("muon", True))}
@@ -214,7 +264,8 @@ def reference_logits(model: Any, ids: Tensor) -> Tensor:
 
 def training_step(model: Any, ids: Tensor) -> Callable[[], None]:
     """A function that runs forward, loss, backward and AdamW."""
-    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    parameters = model.train().parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -262,9 +313,34 @@ def measure_backbone(suite: LanguageSuite, backbone: str, sizes: Sizes, budget: 
     add_ratios(suite, backbone, "decoding", suite.section(title, functions, sizes.new, budget / 2), DECODING)
     measure_positions(suite, backbone, models, sizes)
     functions = {name: training_step(model, ids) for name, model in models.items()}
+    if COMPILED_PEER and "transformers" in models:
+        functions["transformers, compiled"] = compiled_training_step(models["transformers"], ids)
     title = f"{backbone}, training step, {sizes.batch} x {sizes.length} tokens"
     seconds = suite.section(title, functions, sizes.batch * sizes.length, budget)
     add_ratios(suite, backbone, "training", seconds, TRAINING)
+
+
+def measure_limits(suite: LanguageSuite, models: Sequence[TrainedModel], budget: float) -> None:
+    """Time training steps, plain and Muon, in the precisions that this machine is fast in, beside its matmul limit."""
+    for sizes in models:
+        works = {}
+        ids = random_tokens(sizes.batch, sizes.length, sizes.vocabulary)
+        for precision in limits.fast_precisions():
+            for variant in ("plain", "muon"):
+                model = sizes.build(variant == "muon")
+                name = f"{sizes.name}, {variant}, {precision}"
+                works[name] = limits.training_work(model, ids.numel(), precision, input_ids=ids, labels=ids)
+        rates = limits.matmul_rates()
+        title = f"{sizes.name}, training step, {sizes.batch} x {sizes.length} tokens"
+        seconds = suite.section(title, {name: work.step for name, work in works.items()}, ids.numel(), budget)
+        faster = limits.matmul_rates()
+        rates = {precision: max(rates[precision], faster[precision]) for precision in rates}
+        for precision, rate in rates.items():
+            suite.ratio(f"matmul limit, {sizes.name}, {precision}, GFLOP/s", rate / 1e9)
+        for name, share in limits.shares(works, seconds, rates).items():
+            suite.ratio(name, share)
+        first = next(iter(works.values()))
+        suite.ratio(f"peak memory, {sizes.name}, float32, GB", limits.memory_bytes(first) / 1e9)
 
 
 def add_ratios(suite: LanguageSuite, backbone: str, job: str, seconds: Mapping[str, float], bound: Bound) -> None:
@@ -272,7 +348,9 @@ def add_ratios(suite: LanguageSuite, backbone: str, job: str, seconds: Mapping[s
     suite.ratio(f"muon over plain, {backbone}, {job}", seconds["muon"] / seconds["plain"])
     if "transformers" in seconds:
         for name in ("plain", "muon"):
-            suite.ratio(f"transformers over {name}, {job}", seconds["transformers"] / seconds[name], bound)
+            for peer in ("transformers", "transformers, compiled"):
+                if peer in seconds:
+                    suite.ratio(f"{peer} over {name}, {job}", seconds[peer] / seconds[name], bound)
 
 
 def measure_positions(suite: LanguageSuite, backbone: str, models: Mapping[str, Any], sizes: Sizes) -> None:
@@ -287,18 +365,25 @@ def measure_positions(suite: LanguageSuite, backbone: str, models: Mapping[str, 
         suite.ratio(f"position {sizes.late} over {sizes.early}, {backbone}, {name}", late / early, POSITION)
 
 
-def run(output: Path, rounds: int, thread_count: int, sizes: Sizes = Sizes()) -> int:  # noqa: B008  a frozen value
+def run(
+    output: Path,
+    rounds: int,
+    thread_count: int,
+    sizes: Sizes = Sizes(),  # noqa: B008  a frozen value
+    trained: Sequence[TrainedModel] = TRAINED_MODELS,
+) -> int:
     """Print the table and write language.json into `output`."""
     from tqdm import tqdm
 
     check_int("--rounds", rounds, 1)
     check_int("--threads", thread_count, 1)
     output.mkdir(parents=True, exist_ok=True)  # fail before minutes of work if the folder cannot be written
-    with threads(thread_count), tqdm(total=4 * len(BACKBONES), unit="section") as progress:
+    with threads(thread_count), tqdm(total=4 * len(BACKBONES) + len(trained), unit="section") as progress:
         suite = LanguageSuite(rounds, progress)
         measure_backbone(suite, "mamba", sizes, budget=30.0)
         for backbone in BACKBONES_WITHOUT_PEER:
             measure_backbone(suite, backbone, sizes, budget=8.0)
+        measure_limits(suite, trained, budget=10.0)
     model = f"width {sizes.hidden}, {sizes.layers} layers, vocabulary {sizes.vocabulary}"
     print(f"\n{model}, no SwiGLU, float32, {thread_count} threads")
     print(suite.table())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from muonssm.lab.core.files import atomic
 from muonssm.lab.core.timing import best_seconds, fit_exponent
@@ -17,7 +18,8 @@ from .measure import forward, peak_bytes, repeated, threads, training
 from .record import LEGEND, Row, rows_of, table, write_record
 from .workloads import Contender, DecodeWorkload, MemoryWorkload, SelectiveWorkload, Workload, check
 
-HEADS, DIM = 8, 64
+HEADS, DIM, ONE_HEAD_LENGTH = 8, 64, 16384
+COMPILED_PEER = True  # whether to time transformers' chunked rule under `torch.compile` too
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 LONGEST_CHECKED = 4096  # the float64 reference takes too long beyond; shorter sections check the same contenders
 LONGEST_ATTENTION, LONGEST_PEER, LONGEST_REFERENCE = 16384, 16384, 1024
@@ -67,12 +69,18 @@ def _training_of(workload: Workload) -> Callable[[Callable], Callable]:
 def memory_sections(suite: Suite) -> None:
     """The matrix memory at L = 2048 against its peers, and all implementations at L = 512."""
     work = MemoryWorkload.make(1, 2048, HEADS, DIM, DIM)
-    contenders = [work.contender("native"), work.plain("native"), work.contender("chunked")]
+    contenders = [work.contender("native"), work.plain("native"), work.residual("native"), work.contender("chunked")]
     contenders += [work.gated_delta_rule("chunk"), work.attention()]
+    if COMPILED_PEER:
+        contenders.append(work.compiled_gated_delta_rule())
     for train in (False, True):
         passes = "forward + backward" if train else "forward"
         seconds = suite.section(f"memory, L 2048, {passes}", work, contenders, train)
         suite.summary[f"muon over plain, memory, {passes}"] = seconds["native"] / seconds["native, plain"]
+        suite.summary[f"residual over muon, memory, {passes}"] = seconds["native, residual"] / seconds["native"]
+        for name in seconds:
+            if name.startswith("transformers"):
+                suite.summary[f"{name} over native, plain, {passes}"] = seconds[name] / seconds["native, plain"]
     short = MemoryWorkload.make(1, 512, HEADS, DIM, DIM)
     implementations = [short.contender(name) for name in ("native", "chunked", "reference", "scan")]
     implementations.append(short.gated_delta_rule("recurrent"))
@@ -81,6 +89,37 @@ def memory_sections(suite: Suite) -> None:
     seconds = best_seconds({"sgemm": lambda: square @ square, "native": forward(contenders[0].run)}, suite.rounds)
     memory_rate, sgemm_rate = 10 * DIM * DIM * HEADS * 2048 / seconds["native"], 2 * 2048**3 / seconds["sgemm"]
     suite.summary["share of sgemm's rate, memory forward"] = memory_rate / sgemm_rate
+
+
+def one_head_section(suite: Suite, thread_count: int) -> None:
+    """One head of one sequence, whose rows the threads share: all threads against one."""
+    work = MemoryWorkload.make(1, ONE_HEAD_LENGTH, 1, 2 * DIM, 2 * DIM)
+
+    def on(count: int) -> Contender:
+        def run() -> Tensor:
+            with threads(count):
+                return work.ours("native", Muon())()
+
+        return Contender(f"{count} threads", run)
+
+    def backward_on(count: int) -> Callable[[], object]:
+        step = _training_of(work)(work.ours("native", Muon()))
+
+        def run() -> object:
+            with threads(count):
+                return step()
+
+        return run
+
+    counts = sorted({thread_count, 1}, reverse=True)
+    title = f"memory, one head of {2 * DIM} x {2 * DIM}, L {ONE_HEAD_LENGTH}"
+    for passes in ("forward", "forward + backward"):
+        calls = {f"{n} threads": forward(on(n).run) if passes == "forward" else backward_on(n) for n in counts}
+        best = best_seconds(calls, suite.rounds, SECONDS_PER_CONTENDER)
+        suite.rows += rows_of(f"{title}, {passes}", best, f"{counts[0]} threads")
+        ratio = best["1 threads"] / best[f"{counts[0]} threads"]
+        suite.summary[f"1 thread over {counts[0]}, one head, {passes}"] = ratio
+    suite.progress.update()
 
 
 def selective_sections(suite: Suite) -> None:
@@ -139,9 +178,10 @@ def run(output: Path, rounds: int, thread_count: int, longest: int) -> int:
     lengths = tuple(L for L in LENGTHS if longest >= L)
     if len(lengths) < 2:
         raise ValueError(f"--longest must be {LENGTHS[1]} or more, to compare two lengths, got {longest}")
-    with threads(thread_count), tqdm(total=6 + len(lengths), unit="section") as progress:
+    with threads(thread_count), tqdm(total=7 + len(lengths), unit="section") as progress:
         suite = Suite(rounds, progress)
         memory_sections(suite)
+        one_head_section(suite, thread_count)
         selective_sections(suite)
         decode_section(suite)
         curves = length_section(suite, lengths)

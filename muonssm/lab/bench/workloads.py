@@ -1,7 +1,7 @@
 """Workloads of the operator benchmark: inputs as a layer makes them, our implementations, and peers on the same inputs.
 
 Peers come from installed packages. Before a contender is timed, its output is compared with the float64 result of the
-function that it computes: `muon` (with momentum and normalization), `plain` (without) or `attention`.
+function that it computes: `muon` (with momentum and normalization), `plain` (without), `residual` or `attention`.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ class MemoryWorkload:
     def plain(self, impl: str) -> Contender:
         return Contender(f"{impl}, plain", self.ours(impl, Muon.off()), "plain")
 
+    def residual(self, impl: str) -> Contender:
+        return Contender(f"{impl}, residual", self.ours(impl, Muon.residual()), "residual")
+
     def gated_delta_rule(self, form: str) -> Contender:
         """transformers' `torch_{chunk,recurrent}_gated_delta_rule`: no momentum, no normalization.
 
@@ -74,6 +77,11 @@ class MemoryWorkload:
                          output_final_state=True)[0],
             "plain",
         )  # fmt: skip
+
+    def compiled_gated_delta_rule(self) -> Contender:
+        """transformers' chunked gated delta rule under `torch.compile`."""
+        eager = self.gated_delta_rule("chunk")
+        return Contender(f"{eager.name}, compiled", torch.compile(eager.run, dynamic=False), eager.computes)
 
     def attention(self) -> Contender:
         """Causal `scaled_dot_product_attention` of torch."""
@@ -92,7 +100,8 @@ class MemoryWorkload:
             future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
             weight = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(future, -torch.inf).softmax(-1)
             return (weight @ v).transpose(1, 2)
-        return muon_memory(*wide, muon=Muon() if computes == "muon" else Muon.off(), impl="reference")[0]
+        rules = {"muon": Muon(), "plain": Muon.off(), "residual": Muon.residual()}
+        return muon_memory(*wide, muon=rules[computes], impl="reference")[0]
 
 
 @dataclass(frozen=True)

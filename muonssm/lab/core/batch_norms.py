@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import set_seed
 
+from .shared_batch_norm import SharedBatchNorm
+
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """The batch norms of a model that keep running statistics."""
@@ -27,7 +29,8 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 def recompute_statistics(model: nn.Module, batches: Iterable[dict[str, Any]]) -> None:
     """Set the statistics of all batch norms to their mean over `batches`; leave the model in evaluation mode.
 
-    Only the norms are in training mode meanwhile; dropout and the like stay in evaluation mode.
+    Only the norms are in training mode meanwhile; dropout and the like stay in evaluation mode. Every process goes
+    through the same batches, so that norms need not share them.
     """
     norms = batch_norms(model)
     before = [norm.momentum for norm in norms]
@@ -36,6 +39,8 @@ def recompute_statistics(model: nn.Module, batches: Iterable[dict[str, Any]]) ->
         norm.reset_running_stats()
         norm.momentum = None  # plain mean over batches
         norm.train()
+        if isinstance(norm, SharedBatchNorm):
+            norm.shared = False
     try:
         for batch in batches:
             model(**batch)
@@ -43,6 +48,8 @@ def recompute_statistics(model: nn.Module, batches: Iterable[dict[str, Any]]) ->
         for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum
             norm.eval()
+            if isinstance(norm, SharedBatchNorm):
+                norm.shared = True
 
 
 @contextmanager

@@ -12,10 +12,11 @@ A command imports what it needs when it runs, so that `muonssm --help` is fast a
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from .processes import is_first_process
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -64,14 +65,19 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_commands(table: CommandTable) -> None:
     """info, train and eval. `compare` also writes the report, so that the report room adds it."""
-    table.add("info", _info, "dev", "show versions, device and usable implementations")
+    info = table.add("info", _info, "dev", "show versions, device and usable implementations")
+    info.add_argument("--check", action="store_true", help="compare the GPU kernels with chunked on this device")
     add_recipe_arguments(table.add("train", _train, "activity", "train one model by a recipe"))
     add_run_argument(table.add("eval", _eval, "activity", "score a finished run again"))
 
 
-def _info(_: argparse.Namespace) -> int:
-    from .info import describe
+def _info(arguments: argparse.Namespace) -> int:
+    from .info import check_kernels, describe
 
+    if arguments.check:
+        text, passed = check_kernels()
+        print(text)
+        return 0 if passed else 1
     print(describe())
     return 0
 
@@ -83,7 +89,7 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/{recipe.name}")
     metrics = train(recipe, output, arguments.resume)
-    if os.environ.get("RANK", "0") != "0":  # only the first process prints
+    if not is_first_process():
         return 0
     _print_scores(recipe, metrics)
     for text in recipe.task.sample_outputs(output):
@@ -94,11 +100,12 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _eval(arguments: argparse.Namespace) -> int:
     from .evaluate import evaluate
-    from .recipe import Recipe
     from .run_folder import RunFolder
 
     scores = evaluate(arguments.folder)
-    _print_scores(Recipe.from_dict(RunFolder(arguments.folder).read("recipe.json")), scores)
+    folder = RunFolder(arguments.folder)
+    reason = folder.read("metrics.json").get("diverged") if folder.is_finished else None
+    _print_scores(folder.read_recipe(), {**scores, "diverged": reason})
     return 0
 
 
@@ -106,3 +113,5 @@ def _print_scores(recipe: Any, scores: dict[str, Any]) -> None:
     splits = {**{split: scores[split] for split in ("validation", "test")}, **scores.get("extra_tests", {})}
     for split, values in splits.items():
         print(f"{split:<11}" + "".join(f"  {m.title} {m.format(values[m.name])}" for m in recipe.task.metrics))
+    if scores.get("diverged"):
+        print(f"the run diverged: {scores['diverged']}")

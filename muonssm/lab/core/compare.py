@@ -1,24 +1,27 @@
 """Variants of one recipe on equal terms: same initial weights, same batches, same budget, over seeds and folds.
 
-Two runs with the same seed and fold differ in the memory rule alone: weights, batches, dropout and augmentation are
-drawn from the same seed. Each run's test set is scored once, with the weights that its validation set selected.
+Runs with the same seed and fold differ in the memory rule alone: weights, batches, dropout and augmentation are drawn
+from the same seed. Every variant is compared with plain, pair by pair. Each run's test set is scored once, with the
+weights that its validation set selected.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .recipe import Recipe
+from .lock import locked
+from .recipe import Recipe, check_name
+from .run_files import check_comparison
 from .run_folder import RunFolder, as_json
 from .task import DataSplits, Metric, PaperScores
 from .trainer import train
-
-VARIANTS = ("plain", "muon")
+from .variants import DEFAULT_VARIANTS, PLAIN, check_variants
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,16 @@ class ComparedRun:
     folder: str
     scores: dict[str, Any]
     extra_tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    why_diverged: str | None = None
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss is not a number."""
-        return self.scores.get("loss", 0) is None
+        """Whether training diverged, or the loss is not a number; see `divergence`."""
+        return bool(self.why_diverged) or self.scores.get("loss", 0) is None
+
+    def score(self, metric: str, extra_test: str | None = None) -> float | None:
+        """A score on the test set, or on a further one; None for a diverged run, whatever its scores are."""
+        return None if self.diverged else (self.extra_tests[extra_test] if extra_test else self.scores)[metric]
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ class Comparison:
     Attributes:
         title: what was compared.
         metrics: the scores; the first is the headline.
-        recipe: the recipe of Muon's runs, as JSON.
+        recipe: the recipe of which the runs are variants, as JSON.
         seeds, folds, against: the arguments of `compare`.
         runs: every run.
         paper: the paper's scores by variant and metric; empty where it has none.
@@ -126,19 +134,23 @@ class Comparison:
 
     def spread(self, variant: str, metric: str, extra_test: str | None = None) -> Spread:
         """Mean and deviation of a variant's score on the test set, or on a further one."""
-        runs = self.runs_of(variant)
-        return Spread.of([(run.extra_tests[extra_test] if extra_test else run.scores)[metric] for run in runs])
+        return Spread.of([run.score(metric, extra_test) for run in self.runs_of(variant)])
 
     def difference(self, variant: str, metric: str) -> Interval:
         """The variant minus plain, pair by pair (same seed, same fold); pairs with a diverged run are left out."""
-        base = {(run.seed, run.fold): run.scores[metric] for run in self.runs_of("plain")}
-        pairs = [(run.scores[metric], base[run.seed, run.fold]) for run in self.runs_of(variant)]
+        base = {(run.seed, run.fold): run.score(metric) for run in self.runs_of(PLAIN)}
+        pairs = [(run.score(metric), base[run.seed, run.fold]) for run in self.runs_of(variant)]
         return Interval.of([one - other for one, other in pairs if one is not None and other is not None])
 
     @property
     def compared(self) -> list[str]:
-        """The variants that have a difference to plain."""
-        return [variant for variant in self.variants if variant != "plain"] if "plain" in self.variants else []
+        """The variants that have a difference to plain, peers included."""
+        return [variant for variant in self.variants if variant != PLAIN] if PLAIN in self.variants else []
+
+    @property
+    def trained_variants(self) -> list[str]:
+        """The variants that this library trained, plain first."""
+        return sorted((v for v in self.variants if v != self.against), key=lambda variant: variant != PLAIN)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, with means and differences for whoever reads the file without this library."""
@@ -150,61 +162,117 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Comparison:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; raise ValueError if the content is not that of a comparison."""
+        check_comparison(content)
         own = {key: value for key, value in content.items() if key not in ("means", "differences")}
-        metrics = tuple(Metric(**metric) for metric in own.pop("metrics"))
-        return cls(**own | {"metrics": metrics, "runs": tuple(ComparedRun(**run) for run in own["runs"])})
+        try:
+            own["metrics"] = tuple(Metric(**metric) for metric in own["metrics"])
+            own["runs"] = tuple(ComparedRun(**run) for run in own["runs"])
+            result = cls(**own)
+        except TypeError as error:
+            raise ValueError(f"its fields must be those of a comparison, got {error}") from error
+        for run in result.runs:
+            check_name("folder", run.folder)
+        return result
 
 
 def compare(
-    recipe: Recipe, output: str | Path, seeds: int = 1, folds: int = 1, against: str | None = None, resume: bool = False
+    recipe: Recipe,
+    output: str | Path,
+    seeds: int = 1,
+    folds: int = 1,
+    against: str | None = None,
+    resume: bool = False,
+    variants: Sequence[str] = DEFAULT_VARIANTS,
 ) -> Comparison:
-    """Train every pair into folders below `output`; write comparison.json there and return its content.
+    """Train every variant into folders below `output`; write comparison.json there and return its content.
 
     Args:
-        recipe: the recipe of Muon's runs; plain runs are the same without Muon.
+        recipe: the recipe of which the runs are variants.
         output: a folder.
-        seeds, folds: how many of each; every seed runs on every fold.
+        seeds, folds: how many of each; every variant runs with every seed on every fold.
         against: a peer of the task, trained on the same data.
-        resume: continue an earlier call with the same recipe, also with more seeds or folds.
+        resume: continue an earlier call with the same recipe, also with more variants, seeds or folds.
+        variants: names in `muonssm.lab.core.variants.VARIANTS`. Without plain there are no differences.
     """
     _check(recipe, seeds, folds, against)
-    folder = RunFolder(output)
-    settings = {"recipe": recipe.to_dict()}  # a comparison can be resumed with more seeds, folds or peers
+    names = check_variants(variants)
+    for name in names:
+        with _naming(name):
+            recipe.variant(name, 0, 0)
+    with locked(output):
+        return _compare(recipe, RunFolder(output), seeds, folds, against, resume, names)
+
+
+def _compare(
+    recipe: Recipe, folder: RunFolder, seeds: int, folds: int, against: str | None, resume: bool, names: Sequence[str]
+) -> Comparison:
+    folder.clean()
+    settings = {"recipe": recipe.to_dict()}  # a comparison can be resumed with more variants, seeds, folds or peers
     folder.check("comparison-settings.json", settings, resume)
     runs: list[ComparedRun] = []
     paper: PaperScores = {}
     for fold in range(folds):
         data = recipe.task.with_fold(fold).load_data()
+        if not fold:
+            _check_models(recipe, names, data)
         folder.begin("comparison-settings.json", settings)  # only now: unreadable data leaves no folder behind
         paper = recipe.task.paper_scores(data.metadata)
         for seed in range(seeds):
-            for variant in (*VARIANTS, *([against] if against else [])):
-                runs.append(_run(recipe, variant, seed, fold, data, folder))
+            runs += [_run(recipe, variant, seed, fold, data, folder) for variant in names]
+            if against:
+                runs.append(_run_peer(recipe, against, seed, fold, data, folder))
     task, content = recipe.task, recipe.to_dict()
     result = Comparison(task.title, task.metrics, content, seeds, folds, against, tuple(runs), paper)
     folder.write("comparison.json", result.to_dict())
-    return Comparison.from_dict(folder.read("comparison.json"))
+    return read_comparison(folder)
+
+
+def read_comparison(folder: RunFolder) -> Comparison:
+    """The comparison in a folder; an error names its file."""
+    content = folder.read("comparison.json")
+    try:
+        return Comparison.from_dict(content)
+    except ValueError as error:
+        raise ValueError(f"{folder.path / 'comparison.json'} is damaged: {error}") from error
+
+
+@contextlib.contextmanager
+def _naming(variant: str) -> Iterator[None]:
+    """Name the variant in an error, unless the recipe itself is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        if variant in DEFAULT_VARIANTS:
+            raise
+        raise ValueError(f"--variants must be possible for this recipe, got {variant!r}: {error}") from error
+
+
+def _check_models(recipe: Recipe, variants: Sequence[str], data: DataSplits) -> None:
+    """Build the model of every variant, so that one that is not possible is refused before any is trained."""
+    for name in variants:
+        with _naming(name):
+            recipe.variant(name, 0, 0).task.build_model(data.metadata)
 
 
 def _run(recipe: Recipe, variant: str, seed: int, fold: int, data: DataSplits, folder: RunFolder) -> ComparedRun:
-    """Train one variant, or a peer, unless its folder is finished."""
-    name = f"{variant}-seed{seed}-fold{fold}"
-    random_seed = recipe.training.seed + seed
-    if variant in VARIANTS:
-        metrics = train(recipe.variant(variant, random_seed, fold), folder.path / name, resume=True, data=data)
-    else:
-        metrics = _peer(recipe, variant, random_seed, data, RunFolder(folder.path / name))
-    return ComparedRun(variant, seed, fold, name, metrics["test"], metrics.get("extra_tests", {}))
+    """Train one variant, unless its folder is finished."""
+    name, run = f"{variant}-seed{seed}-fold{fold}", recipe.variant(variant, recipe.training.seed + seed, fold)
+    metrics = train(run, folder.path / name, resume=True, data=data)
+    extra, reason = metrics.get("extra_tests", {}), metrics.get("diverged")
+    return ComparedRun(variant, seed, fold, name, metrics["test"], extra, reason)
 
 
-def _peer(recipe: Recipe, name: str, seed: int, data: DataSplits, folder: RunFolder) -> dict[str, Any]:
-    if not folder.is_finished:
-        scores = recipe.task.score_peer(name, data, seed)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write("metadata.json", data.metadata)
-        folder.write("metrics.json", {"test": scores})
-    return folder.read("metrics.json")
+def _run_peer(recipe: Recipe, peer: str, seed: int, fold: int, data: DataSplits, folder: RunFolder) -> ComparedRun:
+    """Train a peer, unless its folder is finished."""
+    name = f"{peer}-seed{seed}-fold{fold}"
+    run = RunFolder(folder.path / name)
+    if not run.is_finished:
+        scores = recipe.task.score_peer(peer, data, recipe.training.seed + seed)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.write("metadata.json", data.metadata)
+        run.write("metrics.json", {"test": scores})
+    return ComparedRun(peer, seed, fold, name, run.read("metrics.json")["test"])
 
 
 def _check(recipe: Recipe, seeds: int, folds: int, against: str | None) -> None:
@@ -226,7 +294,7 @@ def table(result: Comparison) -> str:
     rows += [[variant, *(str(result.spread(variant, m.name)) for m in metrics)] for variant in result.variants]
     rows += [[f"paper, {v}", *(paper_score(scores, m) for m in metrics)] for v, scores in result.paper.items()]
     for name in result.extra_tests:
-        rows += [[f"{v}, {name}", str(result.spread(v, headline.name, name))] for v in result.variants]
+        rows += [[f"{v}, {name}", str(result.spread(v, headline.name, name))] for v in result.trained_variants]
     first, rest = max(len(row[0]) for row in rows), max(len(text) for row in rows for text in row[1:])
     lines = [f"{row[0]:<{first}}" + "".join(f"  {text:>{rest}}" for text in row[1:]) for row in rows]
     lines.append("")
@@ -249,5 +317,7 @@ def diverged(result: Comparison) -> list[str]:
         runs = result.runs_of(variant)
         count = sum(run.diverged for run in runs)
         if count:
-            sentences.append(f"{count} of {len(runs)} runs of {variant} diverged: their loss is not a number")
+            found = dict.fromkeys(run.why_diverged or "their loss is not a number" for run in runs if run.diverged)
+            reasons = "; ".join(found)
+            sentences.append(f"{count} of {len(runs)} runs of {variant} diverged: {reasons}")
     return sentences

@@ -8,7 +8,7 @@ from muonssm.checks import check_choice, check_int, check_number
 
 CHOICES = {
     "optimizer": ("adam", "adamw", "lamb"),
-    "precision": ("float32", "bfloat16"),
+    "precision": ("float32", "bfloat16", "auto"),
     "distributed": ("ddp", "fsdp2"),
     "keep": ("best", "last"),
     "checkpointing": (True, False),
@@ -17,8 +17,8 @@ CHOICES = {
 
 
 INTEGERS = {  # with their least values
-    "epochs": 1, "batch_size": 1, "accumulation": 1, "steps": 0, "evaluate_every": 0, "statistics": 0, "patience": 0,
-    "seed": 0, "workers": 0,
+    "epochs": 1, "batch_size": 1, "accumulation": 1, "context": 1, "steps": 0, "evaluate_every": 0, "statistics": 0,
+    "patience": 0, "seed": 0, "workers": 0,
 }  # fmt: skip
 FRACTIONS = ("warmup", "cooldown", "label_smoothing", "final_rate", "beta1", "beta2", "ema")
 
@@ -47,9 +47,12 @@ class TrainingConfig:
         statistics: number of training items from which batch norm statistics are recomputed before every validation;
             0 keeps the running statistics.
         label_smoothing: fraction of the target spread over all classes.
-        precision: `"float32"`, or `"bfloat16"` for autocast (weights and states stay float32).
+        precision: `"float32"`, or `"bfloat16"` for autocast (weights and states stay float32), or `"auto"`: bfloat16
+            where the machine multiplies it faster; the run says which, and a resumed run keeps it.
         checkpointing: recompute activations in the backward pass, to save memory.
         distributed: with several torchrun processes, `"ddp"` replicates the weights and `"fsdp2"` shards them.
+        context: number of torchrun processes that share each sequence, in pieces along time; the others have batches of
+            their own.
         workers: data loading processes.
         snapshots: keep the weights of every validation in snapshots/, for analyses along training.
         seed: of weights, batches, dropout and augmentation.
@@ -77,6 +80,7 @@ class TrainingConfig:
     precision: str = "float32"
     checkpointing: bool = False
     distributed: str = "ddp"
+    context: int = 1
     workers: int = 0
     snapshots: bool = False
     seed: int = 0
@@ -96,8 +100,11 @@ class TrainingConfig:
 
     def share(self, processes: int) -> int:
         """Items per process and micro-batch; raise if a batch cannot be divided evenly."""
-        count = processes * self.accumulation
+        if processes % self.context:
+            raise ValueError(f"context must divide the number of processes, {processes}, got {self.context}")
+        count = processes // self.context * self.accumulation
         if self.batch_size % count:
-            reason = f"{processes} processes with accumulation = {self.accumulation}"
+            shared = f", context = {self.context}" if self.context > 1 else ""
+            reason = f"{processes} processes with accumulation = {self.accumulation}{shared}"
             raise ValueError(f"batch_size must be a multiple of {count} for {reason}, got {self.batch_size}")
         return self.batch_size // count

@@ -36,14 +36,16 @@ def score_split(
     to_device: Callable[[Any], Any] = lambda batch: batch,
     rank: int = 0,
     processes: int = 1,
+    pieces: int = 1,
 ) -> dict[str, Any]:
     """All scores of a model on one split; the scores are the same for any number of processes.
 
     Args:
-        to_device: moves a batch to where the model is.
+        to_device: moves a batch, or this process's piece of it, to where the model is.
         rank, processes: this process scores batches `rank`, `rank + processes`, ... All processes call the model
             equally often, because sharded weights need all of them at once: a process without a batch left repeats
             the first and drops the outputs.
+        pieces: number of processes that share each batch (`training.context`), besides.
     """
     scorer = task.scorer(split)
     starts = range(0, len(split), batch_size)  # type: ignore[arg-type]
@@ -60,8 +62,8 @@ def score_split(
         outputs = model(**batch)
         if number < counts:
             scorer.add(batch, outputs)
-    if processes > 1:
-        shares: list[Any] = [None] * processes
+    if processes * pieces > 1:
+        shares: list[Any] = [None] * (processes * pieces)
         torch.distributed.all_gather_object(shares, scorer.collected())
         scorer.replace(shares)
     return scorer.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .compare import VARIANTS, ComparedRun, Comparison
+from .compare import ComparedRun, Comparison, read_comparison
+from .files import read_json
 from .recipe import Recipe
+from .run_files import check_scores
 from .run_folder import RunFolder
 from .task import DataSplits, Metric, Task
+from .variants import display_name
 
 
 class Location(NamedTuple):
@@ -45,16 +47,28 @@ class Experiment:
         """Read the folder of a finished run or comparison."""
         folder = RunFolder(path)
         if (folder.path / "comparison.json").is_file():
-            return cls(folder.path, Comparison.from_dict(folder.read("comparison.json")), False)
+            return cls(folder.path, read_comparison(folder), False).checked()
         if folder.is_finished and (folder.path / "recipe.json").is_file():
-            return cls(folder.path, _single_run(folder), True)
+            return cls(folder.path, _single_run(folder), True).checked()
         raise ValueError(
             f"RUN must be the folder of a finished run or comparison, got {str(path)!r}: {_reason(folder.path)}"
         )
 
+    def checked(self) -> Experiment:
+        """Itself; raise ValueError, naming the file, if its recipe is damaged or it has nothing but a peer."""
+        path = self.path / "comparison.json"
+        try:
+            headline, *_ = self.recipe.task.metrics
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: recipe: {error}") from error
+        if headline.name != self.metrics[0].name or not self.trained_runs:
+            wanted = f"runs of the task {self.recipe.task_name}, with {headline.name} as the first metric"
+            raise ValueError(f"{path} is damaged: it must have {wanted}")
+        return self
+
     @functools.cached_property
     def recipe(self) -> Recipe:
-        """The recipe of Muon's runs."""
+        """The recipe of which the runs are variants."""
         return Recipe.from_dict(self.comparison.recipe)
 
     @property
@@ -73,7 +87,12 @@ class Experiment:
     @property
     def trained_variants(self) -> list[str]:
         """The variants that this library trained, plain first."""
-        return [variant for variant in VARIANTS if variant in self.variants]
+        return self.comparison.trained_variants
+
+    @property
+    def compared_variants(self) -> list[str]:
+        """The trained variants that have a difference from plain."""
+        return [variant for variant in self.trained_variants if variant in self.comparison.compared]
 
     @property
     def runs(self) -> tuple[ComparedRun, ...]:
@@ -82,15 +101,22 @@ class Experiment:
 
     @property
     def trained_runs(self) -> list[ComparedRun]:
-        """The runs that this library trained, plain before Muon."""
-        return [run for variant in VARIANTS for run in self.runs if run.variant == variant]
+        """The runs that this library trained, variant by variant, plain first."""
+        return [run for variant in self.trained_variants for run in self.runs if run.variant == variant]
 
     @property
     def title(self) -> str:
         """Model, data and variants."""
         if not self.is_single_run:
-            return f"{self.comparison.title}, plain against Muon"
+            return f"{self.comparison.title}, {self._contest}"
         return f"{self.comparison.title}, {'with Muon' if self.variants == ['muon'] else 'plain'}"
+
+    @property
+    def _contest(self) -> str:
+        """Which variants are compared."""
+        *others, last = (display_name(variant) for variant in self.compared_variants or self.trained_variants)
+        listed = f"{', '.join(others)} and {last}" if others else last
+        return f"plain against {listed}" if self.compared_variants else listed
 
     @property
     def analysis_folder(self) -> Path:
@@ -139,19 +165,20 @@ def spaced_batch(task: Task, split: Any, count: int) -> dict[str, Any]:
     return task.collate([split[i * len(split) // count] for i in range(count)], training=False)
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; an error names the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-
-
 def _single_run(folder: RunFolder) -> Comparison:
-    recipe, metrics = Recipe.from_dict(folder.read("recipe.json")), folder.read("metrics.json")
+    recipe, metrics = folder.read_recipe(), folder.read("metrics.json")
+    names = [metric.name for metric in recipe.task.metrics]
+    try:
+        for split in ("validation", "test"):
+            check_scores(split, metrics.get(split), names)
+        for name, scores in metrics.get("extra_tests", {}).items():
+            check_scores(name, scores, names[:1])
+    except ValueError as error:
+        raise ValueError(f"{folder.path / 'metrics.json'} is damaged: {error}") from error
     variant = "plain" if recipe.task == recipe.task.plain() else "muon"
     fold = getattr(getattr(recipe.task, "data", None), "fold", 0)
-    run = ComparedRun(variant, recipe.training.seed, fold, ".", metrics["test"], metrics.get("extra_tests", {}))
+    extra, reason = metrics.get("extra_tests", {}), metrics.get("diverged")
+    run = ComparedRun(variant, recipe.training.seed, fold, ".", metrics["test"], extra, reason)
     paper = recipe.task.paper_scores(folder.read("metadata.json"))
     return Comparison(recipe.task.title, recipe.task.metrics, recipe.to_dict(), 1, 1, None, (run,), paper)
 

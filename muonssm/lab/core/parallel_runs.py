@@ -8,11 +8,14 @@ import io
 import json
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from .files import sentence
+from .openmp import children_that_sleep, usable_cores
 from .recipe import Recipe
 from .run_folder import RunFolder, as_json
 from .torchvision_cpu import prepare_torchvision, torchvision_is_prepared
@@ -29,18 +32,19 @@ def train_all(jobs: Mapping[Path, Recipe], title: str, workers: int | None = Non
     from tqdm import tqdm
 
     open_jobs = {folder: recipe for folder, recipe in jobs.items() if not _is_finished(folder, recipe)}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     count = max(1, min(workers or cores, len(open_jobs)))
     bar = tqdm(desc=title, total=len(jobs), initial=len(jobs) - len(open_jobs), unit="run", leave=False)
     failed: dict[Path, str] = {}
     context = multiprocessing.get_context("spawn")  # a forked process would inherit torch's threads in mid-work
     begin = (max(1, cores // count), torchvision_is_prepared())
-    with bar, ProcessPoolExecutor(count, context, _begin, begin) as pool:
+    with bar, children_that_sleep(), ProcessPoolExecutor(count, context, _begin, begin) as pool:
         waiting = {pool.submit(_one, recipe.to_dict(), place): place for place, recipe in open_jobs.items()}
         try:
             for future in as_completed(waiting):
-                if future.exception() is not None:
-                    failed[waiting[future]] = str(future.exception())
+                error = future.exception()
+                if error is not None:
+                    failed[waiting[future]] = sentence(error)
                 bar.update()
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
@@ -61,9 +65,19 @@ def _begin(threads: int, stand_ins: bool) -> None:
     """Start a worker: use its share of the cores, and torchvision's stand-ins if the parent process does."""
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
     torch.set_num_threads(threads)
     if stand_ins:
         prepare_torchvision()
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone, even by a kill: it would hold the lock of its run, and wait forever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _one(content: dict[str, Any], place: Path) -> None:

@@ -76,7 +76,12 @@ class ProgressBar(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Close the bar."""
-        self.bar.close()
+        self.close()
+
+    def close(self) -> None:
+        """Remove the bar from the terminal. A second call does nothing."""
+        if self.bar is not None:
+            self.bar.close()
 
 
 def tensorboard(path: Path) -> TensorBoardCallback:

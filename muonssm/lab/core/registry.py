@@ -49,7 +49,7 @@ def recipe_files() -> dict[str, Path]:
 def task_class(name: Any) -> type[Task]:
     """The class of a task; importing it may need an extra, which the error names."""
     tasks = task_registry()
-    if name not in tasks:
+    if not isinstance(name, str) or name not in tasks:
         raise ValueError(f"task must be one of {', '.join(tasks)}, got {name!r}")
     module, class_name, extra = tasks[name]
     try:

@@ -1,7 +1,7 @@
 """The folder of a run. Files are written atomically, so a killed run leaves complete files only.
 
 recipe.json         all settings
-versions.json       versions of the libraries, number of threads
+versions.json       versions of the libraries, number of threads, float32 or bfloat16
 metadata.json       classes, channels and statistics of the data
 history.json        loss and scores of every epoch
 timing.json         seconds of training, and tokens per second where tokens are counted
@@ -10,8 +10,9 @@ metrics.json        scores of the kept weights on the validation and test sets; 
 model.safetensors   the kept weights; last.safetensors has those of the last epoch, if others were kept.
                     transformers loads the folder of a model of its own: config.json and tokenizer are there too
 snapshots/          weights at the start and at every validation, if training.snapshots is set
-checkpoints/        to resume from
+checkpoints/        to resume from; see `checkpoints`
 tensorboard/        learning curves
+lock                only while a process works here; see `lock`
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
+import re
 import shutil
 from collections.abc import Callable
 from importlib import metadata
@@ -31,11 +32,15 @@ from torch import Tensor
 
 from muonssm.version import __version__
 
-from .files import atomic
+from .checkpoints import newest_whole
+from .files import atomic, read_json, remove_leftovers
+from .processes import is_first_process
 from .recipe import Recipe
+from .run_files import LISTS, check_content
 
 SNAPSHOTS = "snapshots"
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
+SNAPSHOT = re.compile(r"step-([0-9]+)\.safetensors")
 
 
 class RunFolder:
@@ -43,7 +48,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.writes = os.environ.get("RANK", "0") == "0"
+        self.writes = is_first_process()
 
     @property
     def checkpoints(self) -> Path:
@@ -67,37 +72,57 @@ class RunFolder:
                 f"--output must be a free folder, got {str(self.path)!r}, which has a run with other settings"
             )
 
-    def begin(self, name: str, settings: Any) -> None:
-        """Create the folder with its settings, in the file `name`, and versions.json."""
+    def begin(self, name: str, settings: Any, precision: str | None = None) -> None:
+        """Create the folder with its settings, in the file `name`, and versions.json, for a run with its precision."""
         if self.writes:
             self.path.mkdir(parents=True, exist_ok=True)
         versions = {package: metadata.version(package) for package in PACKAGES}
-        self.write("versions.json", {"muonssm": __version__, "threads": torch.get_num_threads(), **versions})
+        own = {} if precision is None else {"precision": precision}
+        self.write("versions.json", {"muonssm": __version__, "threads": torch.get_num_threads(), **own, **versions})
         self.write(name, settings)
 
+    def precision(self) -> str | None:
+        """The precision that a run to be resumed was begun with; None for a new run."""
+        if not (self.path / "versions.json").is_file() or not (self.path / "recipe.json").is_file():
+            return None
+        found = self.read("versions.json").get("precision")
+        return found if found in ("float32", "bfloat16") else None
+
     def last_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest complete checkpoint and its trainer state, which the trainer writes last."""
-        found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        for path in reversed(found):
-            try:
-                return path, json.loads((path / "trainer_state.json").read_text())
-            except (OSError, ValueError):
-                continue
-        return None
+        """The newest whole checkpoint and its trainer state; damaged ones are named and removed."""
+        return newest_whole(self.checkpoints, remove=self.writes)
+
+    def clean(self) -> None:
+        """Remove what killed processes left behind; call it with the folder locked."""
+        for path in (self.path, self.path / SNAPSHOTS) if self.writes else ():
+            remove_leftovers(path)
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file atomically."""
         if not self.writes:
             return
         with atomic(self.path / name) as part:
-            part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False))
+            part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False), encoding="utf-8")
 
     def read(self, name: str) -> Any:
-        """Read a JSON file of the run."""
+        """Read a JSON file of the run; an error names it."""
         path = self.path / name
         if not path.is_file():
             raise ValueError(f"RUN must be the folder of a finished run, got {str(self.path)!r}, which has no {name}")
-        return json.loads(path.read_text())
+        content = read_json(path, list if name in LISTS else dict)
+        try:
+            check_content(name, content)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return content
+
+    def read_recipe(self) -> Recipe:
+        """The recipe of the run; an error names the file."""
+        content = self.read("recipe.json")
+        try:
+            return Recipe.from_dict(content)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.path / 'recipe.json'} is not a recipe: {error}") from error
 
     def record(self, name: str, resume: bool) -> tuple[Callable[[Any], None], Any]:
         """Open a result file for a job that saves as it goes: return its writer, and its earlier content or None."""
@@ -125,8 +150,8 @@ class RunFolder:
 
     def snapshots(self) -> dict[int, Path]:
         """The snapshot files by step, first to last."""
-        found = sorted((self.path / SNAPSHOTS).glob("step-*.safetensors"))
-        return {int(path.stem.rpartition("-")[2]): path for path in found}
+        names = {path: SNAPSHOT.fullmatch(path.name) for path in sorted((self.path / SNAPSHOTS).glob("*"))}
+        return {int(found[1]): path for path, found in names.items() if found}
 
     def copy(self, files: list[Path]) -> None:
         """Copy files into the folder."""
@@ -147,11 +172,15 @@ class RunFolder:
 
     def load_model(self, *tasks: str) -> tuple[Recipe, dict[str, Any], Any]:
         """The recipe, the metadata of its data, and the trained model; raise if the task is none of `tasks`."""
-        recipe, metadata_ = Recipe.from_dict(self.read("recipe.json")), self.read("metadata.json")
+        recipe, metadata_ = self.read_recipe(), self.read("metadata.json")
         if tasks and recipe.task_name not in tasks:
             wanted = " or ".join(tasks)
             raise ValueError(f"RUN must be a run of {wanted}, got {str(self.path)!r}, a run of {recipe.task_name}")
-        model = recipe.task.rebuild_model(metadata_, self.path)
+        try:
+            model = recipe.task.rebuild_model(metadata_, self.path)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{self.path / 'metadata.json'} does not fit the recipe: {reason}") from error
         self.load_weights(model, self.path / "model.safetensors")
         return recipe, metadata_, model.eval()
 
@@ -166,8 +195,10 @@ class RunFolder:
             weights |= {name: weights[source] for name, source in tied.items() if source in weights}
             model.load_state_dict(weights)
         except (SafetensorError, RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"RUN is {str(self.path)!r}: its {path.name} cannot be loaded: {reason}") from error
+            lines = [line.strip() for line in str(error).splitlines()]
+            reason = " ".join(lines[1:] or lines)  # torch says in the first line only that there are errors
+            short = reason if len(reason) <= 500 else f"{reason[:500]}..."
+            raise ValueError(f"RUN is {str(self.path)!r}: its {path.name} cannot be loaded: {short}") from error
 
 
 def as_json(content: Any) -> Any:

@@ -77,7 +77,8 @@ class LossScorer(Scorer):
 
     def add(self, batch: dict[str, Any], outputs: Any) -> None:
         labels = (batch["labels"] != IGNORED).sum().double().cpu()
-        self.total += torch.stack([outputs["loss"].detach().double().cpu() * labels, labels])
+        if labels:  # a piece of a sequence can be without, and its mean then is not a number
+            self.total += torch.stack([outputs["loss"].detach().double().cpu() * labels, labels])
 
     def collected(self) -> torch.Tensor:
         return self.total

@@ -107,14 +107,14 @@ class Task(ABC):
         """The same task without Muon."""
         return self.with_muon(Muon.off())
 
-    def with_muon(self, muon: Muon) -> Self:
-        """The same task with another memory rule, whose gamma is then fixed."""
-        model = replace(self.model, momentum="fixed")  # type: ignore[attr-defined]
+    def with_muon(self, muon: Muon, momentum: str = "fixed") -> Self:
+        """The same task with another memory rule, whose gamma is fixed unless `momentum` says how it is learned."""
+        model = replace(self.model, momentum=momentum)  # type: ignore[attr-defined]
         return replace(self, muon=muon, model=model)  # type: ignore[call-arg]
 
     def with_double_state(self) -> Self:
-        """The same task with a state twice as large, for the capacity analysis."""
-        raise ValueError("capacity doubles model.d_state, which this task does not have")
+        """The same task with a memory of twice as many numbers, as control of the momentum's own state."""
+        raise ValueError("a doubled state needs the size of the state among the model's settings")
 
     def shrink(self, metadata: Mapping[str, Any], training: Any) -> tuple[Self, Any]:
         """The task and its training settings at a size that can be trained dozens of times; unchanged by default."""
@@ -137,6 +137,14 @@ class Task(ABC):
     @abstractmethod
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
         """Make a batch of keyword arguments for the model."""
+
+    def can_split(self, model: nn.Module) -> bool:
+        """Whether processes can share the sequences of this model (`training.context`); `piece` then cuts a batch."""
+        return False
+
+    def piece(self, batch: dict[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
+        """The piece `index` of the sequences of a collated batch, which `count` processes share."""
+        raise ValueError(f"training.context must be 1 for this task, got {count}")
 
     @abstractmethod
     def scorer(self, split: Dataset) -> Scorer:

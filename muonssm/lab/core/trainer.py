@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,13 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from .allocator import keep_freed_memory
 from .amx import disable_broken_amx
-from .engine import Snapshots, TaskTrainer, processes, training_arguments
+from .divergence import why_diverged
+from .engine import BestCheckpoint, Snapshots, TaskTrainer, training_arguments
+from .files import naming
 from .library_output import hide_progress_bars
+from .lock import locked
+from .precision import choose_precision
+from .processes import is_first_process, processes
 from .progress import ProgressBar, history, tensorboard, timing
 from .recipe import Recipe
 from .run_folder import RunFolder, as_json
@@ -27,25 +34,32 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSp
     Args:
         recipe: task and training settings.
         output: the run's folder; see `run_folder`.
-        resume: continue from the last complete checkpoint. A finished run is not trained again.
+        resume: continue from the last whole checkpoint. A finished run is not trained again.
         data: the recipe's data, if the caller has loaded it already.
     """
     folder = RunFolder(output)
+    with locked(output), naming(folder.path):
+        folder.clean()
+        return _train(recipe, folder, resume, data)
+
+
+def _train(recipe: Recipe, folder: RunFolder, resume: bool, data: DataSplits | None) -> dict[str, Any]:
     folder.check("recipe.json", recipe.to_dict(), resume)
     if folder.is_finished:
         return folder.read("metrics.json")
-    recipe.training.share(processes())
+    recipe.training.share(processes().total)
     keep_freed_memory()
-    if recipe.training.precision == "bfloat16":
+    precision = folder.precision() or _announced(recipe)
+    if precision == "bfloat16":
         disable_broken_amx()
     data = recipe.task.load_data() if data is None else data
     set_seed(recipe.training.seed)
     model = recipe.task.build_model(data.metadata)
-    folder.begin("recipe.json", recipe.to_dict())
+    folder.begin("recipe.json", recipe.to_dict(), precision)
     folder.write("metadata.json", data.metadata)
     folder.copy(recipe.task.files_to_copy(data.metadata))
-    with hide_progress_bars():
-        trainer = _run(recipe, model, data, folder)
+    with hide_progress_bars(), closing(ProgressBar(folder.path.name, recipe.task.metrics)) as bar:
+        trainer = _run(recipe, model, data, folder, bar, precision)
     if trainer.last_weights:
         folder.save_weights("last.safetensors", trainer.last_weights)
     folder.save_model(model, trainer.weights())
@@ -54,6 +68,14 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSp
     metrics = as_json(_metrics(trainer, data))
     folder.write("metrics.json", metrics)
     return metrics
+
+
+def _announced(recipe: Recipe) -> str:
+    """The precision to train in; say which one `"auto"` has chosen, and why."""
+    precision = choose_precision(recipe.training.precision)
+    if recipe.training.precision == "auto" and is_first_process():
+        print(f"training in {precision.name}: {precision.reason}", file=sys.stderr)
+    return precision.name
 
 
 def _metrics(trainer: TaskTrainer, data: DataSplits) -> dict[str, Any]:
@@ -66,33 +88,41 @@ def _metrics(trainer: TaskTrainer, data: DataSplits) -> dict[str, Any]:
     metrics["test"] = metrics["validation"] if data.test is None else trainer.score(data.test)
     if data.extra_tests:
         metrics["extra_tests"] = {name: trainer.score(split) for name, split in data.extra_tests.items()}
-    return metrics
+    reason = why_diverged(trainer.state.log_history, trainer.weights(), trainer.last_weights)
+    return {**metrics, "diverged": reason} if reason else metrics
 
 
-def _run(recipe: Recipe, model: nn.Module, data: DataSplits, folder: RunFolder) -> TaskTrainer:
-    """Train to the end, from the last complete checkpoint if there is one."""
+def _run(
+    recipe: Recipe, model: nn.Module, data: DataSplits, folder: RunFolder, bar: ProgressBar, precision: str
+) -> TaskTrainer:
+    """Train to the end, from the last whole checkpoint if there is one."""
     checkpoint = folder.last_checkpoint()
     if checkpoint is None:
-        trainer = _trainer(recipe, model, data, folder, recipe.training.epochs)
+        trainer = _trainer(recipe, model, data, folder, recipe.training.epochs, precision)
+        trainer.add_callback(bar)
         trainer.train()
         return trainer
     path, state = checkpoint
     stopping = state["stateful_callbacks"].get("EarlyStoppingCallback", {}).get("attributes", {})
     stopped_early = stopping.get("early_stopping_patience_counter", 0) >= max(1, recipe.training.patience)
-    if state["best_model_checkpoint"]:  # a path, and the folder can have been moved since
-        best = folder.checkpoints.resolve() / Path(state["best_model_checkpoint"]).name
-        RunFolder(path).write("trainer_state.json", {**state, "best_model_checkpoint": str(best)})
-    trainer = _trainer(recipe, model, data, folder, round(state["epoch"]) if stopped_early else recipe.training.epochs)
+    epochs = round(state["epoch"]) if stopped_early else recipe.training.epochs
+    trainer = _trainer(recipe, model, data, folder, epochs, precision)
+    if state["best_model_checkpoint"]:
+        trainer.add_callback(BestCheckpoint(state["best_model_checkpoint"]))
+    trainer.add_callback(bar)
     trainer.train(resume_from_checkpoint=str(path))
     return trainer
 
 
-def _trainer(recipe: Recipe, model: nn.Module, data: DataSplits, folder: RunFolder, epochs: float) -> TaskTrainer:
-    arguments = training_arguments(recipe, model, len(data.train), folder, epochs)  # type: ignore[arg-type]
+def _trainer(
+    recipe: Recipe, model: nn.Module, data: DataSplits, folder: RunFolder, epochs: float, precision: str
+) -> TaskTrainer:
+    arguments = training_arguments(recipe, model, len(data.train), folder, epochs, precision)  # type: ignore[arg-type]
+    if arguments.world_size != processes().total:
+        raise ValueError(f"WORLD_SIZE must be {arguments.world_size}, as transformers sees it, got {processes().total}")
     trainer = TaskTrainer(recipe, model, arguments, data)
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(ProgressBar(folder.path.name, recipe.task.metrics))
     if folder.writes:
         trainer.add_callback(tensorboard(folder.path / "tensorboard"))
     if recipe.training.snapshots:

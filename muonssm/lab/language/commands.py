@@ -1,4 +1,4 @@
-"""The commands `prepare`, `generate` and `needle`, and the mode `eval --tasks`."""
+"""The commands `prepare`, `generate` and `needle`, and the modes `eval --tasks` and `eval --weights`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from muonssm.lab.core.commands import CommandTable, add_run_argument
 
 
 def add_commands(table: CommandTable) -> None:
-    """Add `prepare`, `generate`, `needle` and `eval --tasks`."""
+    """Add `prepare`, `generate`, `needle`, `eval --tasks` and `eval --weights`."""
     _add_prepare(table)
     _add_generate(table)
     _add_needle(table)
     _add_zero_shot(table)
+    _add_packed(table)
 
 
 # ---- prepare
@@ -39,21 +40,26 @@ def _add_prepare(table: CommandTable) -> None:
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens per shard (default: 100 million)")
     lengths = "most tokens of an instruction with its response (default: 2048)"
     parser.add_argument("--max-length", type=int, default=2048, help=lengths)
+    links = "follow links that lead out of the source folder"
+    parser.add_argument("--follow-links", action="store_true", help=links)
     parser.add_argument("--resume", action="store_true", help="continue an interrupted job")
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
 
+    from muonssm.lab.core.untrusted import printable
+
+    from .manifest import SPLITS
     from .prepare import PrepareConfig, prepare
-    from .shards import SPLITS
 
     settings: dict[str, Any] = {f.name: getattr(arguments, f.name, f.default) for f in fields(PrepareConfig)}
     manifest = prepare(PrepareConfig(**settings), Path(arguments.output), arguments.resume)
     for split in SPLITS:
         print(f"{split:<11}{manifest[split]['documents']:>12,} documents{manifest[split]['tokens']:>16,} tokens")
     for reason, left_out in manifest["left_out"].items():
-        print(f"left out   {left_out['count']:>12,} {reason}: {', '.join(left_out['names'][:3])}")
+        names = printable(", ".join(left_out["names"][:3]))
+        print(f"left out   {left_out['count']:>12,} {printable(reason)}: {names}")
     print(f"tokens: {arguments.output}; train on them with --set data.source={arguments.output}")
     return 0
 
@@ -72,6 +78,8 @@ def _add_generate(table: CommandTable) -> None:
     parser.add_argument("--greedy", action="store_true", help="always take the most likely token")
     parser.add_argument("--seed", type=int, help="seed of the samples (default: another text each time)")
     parser.add_argument("--beyond", action="store_true", help="allow a prompt longer than the training length")
+    weights = "weights to decode with: float32 (default), bfloat16 or int8, which are faster and less exact"
+    parser.add_argument("--weights", default="float32", help=weights)
 
 
 def _generate(arguments: argparse.Namespace) -> int:
@@ -79,6 +87,8 @@ def _generate(arguments: argparse.Namespace) -> int:
     from .pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(arguments.folder)
+    if arguments.weights != "float32":
+        model.prepare_decoding(arguments.weights)
     names = ("max_new_tokens", "temperature", "top_p", "top_k", "greedy", "seed")
     settings = {name: getattr(arguments, name) for name in names}
     if not arguments.beyond:
@@ -140,10 +150,12 @@ def _parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def _read_essay(path: str) -> str:
+    from muonssm.lab.core.untrusted import UntrustedFileError, read_text
+
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--essay must be a UTF-8 text file, got {path!r} ({error})") from error
+        return read_text(path)
+    except UntrustedFileError as error:
+        raise ValueError(f"--essay must be a UTF-8 text file, got {path!r}, which {error.reason}") from error
 
 
 # ---- eval --tasks
@@ -155,6 +167,8 @@ def _add_zero_shot(table: CommandTable) -> None:
     tasks = "`paper`, lm-eval's task names or .yaml files, separated by commas"
     group.add_argument("--tasks", help=tasks)
     group.add_argument("--include", metavar="DIR", help="folder of further lm-eval tasks")
+    trust = "allow tasks in files (.yaml, --include), which can run any Python code"
+    group.add_argument("--trust-tasks", action="store_true", help=trust)
     group.add_argument("--limit", type=int, help="score only the first LIMIT samples of each task")
     group.add_argument("--max-length", type=int, help="most tokens of context (default: the training length)")
     group.add_argument("--resume", action="store_true", help="keep the scores in zero-shot.json and add missing tasks")
@@ -164,10 +178,11 @@ def _add_zero_shot(table: CommandTable) -> None:
 def _zero_shot(arguments: argparse.Namespace) -> int:
     from muonssm.lab.core.run_folder import RunFolder
 
-    from .lm_eval import TaskDataError, run_harness
+    from .lm_eval import TaskDataError, check_trusted, run_harness
     from .pretrained import load_pretrained
     from .zero_shot import paper_zero_shot, table
 
+    check_trusted(arguments.tasks.split(","), arguments.include, arguments.trust_tasks)
     pretrained, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
     settings = (arguments.include, arguments.batch_size, arguments.limit, arguments.max_length)
     save, earlier_result = folder.record("zero-shot.json", arguments.resume)
@@ -178,4 +193,22 @@ def _zero_shot(arguments: argparse.Namespace) -> int:
         print(table(error.result, paper))
         raise
     print(table(result, paper))
+    return 0
+
+
+# ---- eval --weights
+
+
+def _add_packed(table: CommandTable) -> None:
+    parser = table.add_mode("eval", "weights", _packed, "language")
+    weights = "print the perplexity of decoding with these weights, bfloat16,int8, beside float32 (language models)"
+    parser.add_argument("--weights", metavar="NAMES", help=weights)
+
+
+def _packed(arguments: argparse.Namespace) -> int:
+    from .packed import packed_perplexities
+
+    result = packed_perplexities(arguments.folder, arguments.weights.split(","), arguments.limit)
+    for name, value in result.items():
+        print(f"{name:<10} perplexity {value:.4f}  {100 * (value / result['float32'] - 1):+.3f}%")
     return 0

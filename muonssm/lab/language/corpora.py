@@ -11,20 +11,26 @@ A source yields the same items in the same order each time. `position()` is JSON
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import platform
 import re
+import sys
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from muonssm.checks import is_int
+from muonssm.lab.core.untrusted import UntrustedFileError, check_regular_file, open_file, read_bytes
 
 from .instructions import FIELDS, prompt
+from .manifest import KINDS as KINDS
+from .source_files import FolderFiles
 
-KINDS = ("text", "instructions")
 ALIASES = {"fineweb-edu": "HuggingFaceFW/fineweb-edu:sample-10BT", "alpaca": "tatsu-lab/alpaca"}
 TEXT_SUFFIXES, TABLE_SUFFIXES = (".txt", ".md", ".py"), (".jsonl", ".parquet", ".json")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -35,6 +41,9 @@ SOURCES = (
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 BUILD_PREFIXES = ("config-", "_sysconfigdata", "_sysconfig_vars")
 EMPTY = "empty"
+MAX_FILE_BYTES = 4 << 30  # of a text or .json file, which is read as a whole
+MAX_ROW_BYTES = 64 << 20  # of a line of a .jsonl file
+HERE = "muonssm.lab.language.corpora"
 
 Position = Any  # JSON: where a source stands
 
@@ -78,15 +87,23 @@ class Source(Protocol):
     def position(self) -> Position:
         """The position after the last item that was yielded."""
 
+    def has_position(self, position: Position) -> bool:
+        """Whether `items` can begin there."""
+
 
 def open_source(
-    name: str, kind: str = "text", field: str = "text", cut: int | None = None, revision: str | None = None
+    name: str,
+    kind: str = "text",
+    field: str = "text",
+    cut: int | None = None,
+    revision: str | None = None,
+    follow_links: bool = False,
 ) -> Source:
     """Open a source by name; see `PrepareConfig` for the arguments."""
     if name == "stdlib":
         return open_stdlib(cut)
     if name not in ALIASES and Path(name).exists():
-        return open_local(Path(name), kind, field, cut)
+        return open_local(Path(name), kind, field, cut, follow_links)
     hub_name = ALIASES.get(name, name)
     if not HUB_NAME.fullmatch(hub_name):
         raise ValueError(f"source must be {SOURCES}, got {name!r}, which does not exist")
@@ -132,6 +149,12 @@ class FileSource:
     def position(self) -> Position:
         return list(self._position)
 
+    def has_position(self, position: Position) -> bool:
+        if position is None:
+            return True
+        is_pair = isinstance(position, list) and len(position) == 2 and all(is_int(value, 0) for value in position)
+        return is_pair and position[0] <= len(self.files)
+
 
 def open_stdlib(cut: int | None = None) -> FileSource:
     """Open Python's standard library, a document per file. The text differs between Python versions."""
@@ -147,21 +170,24 @@ def open_stdlib(cut: int | None = None) -> FileSource:
     return source
 
 
-def open_local(path: Path, kind: str, field: str, cut: int | None) -> FileSource:
-    """Open a file, or all files of a folder that have a known suffix."""
+def open_local(path: Path, kind: str, field: str, cut: int | None, follow_links: bool = False) -> FileSource:
+    """Open a file, or all files of a folder that have a known suffix; links lead out of it only with `follow_links`."""
     root = path if path.is_dir() else path.parent
-    found = [path] if path.is_file() else [file for file in root.rglob("*") if not file.is_dir()]
     # Many .json files are settings, so a folder's .json files are read for instructions only.
     suffixes = (
-        TABLE_SUFFIXES if kind == "instructions" else (*TEXT_SUFFIXES, *TABLE_SUFFIXES[: 3 if path.is_file() else 2])
+        TABLE_SUFFIXES if kind == "instructions" else (*TEXT_SUFFIXES, *TABLE_SUFFIXES[: 2 if path.is_dir() else 3])
     )
-    files, left_out = [], []
-    for file in _sorted(root, found):
-        reason = _unusable_file(file, file.relative_to(root), suffixes, path.is_dir())
-        if reason is None:
-            files.append(file)
-        else:
-            left_out.append(Unusable(str(file.relative_to(root)), reason))
+
+    def unusable_name(file: Path) -> str | None:
+        return None if file.suffix.lower() in suffixes else f"not a {', '.join(suffixes)} file"
+
+    if path.is_dir():
+        found = FolderFiles(root, unusable_name, follow_links)
+        files = found.files
+        left_out = [Unusable(file.relative_to(root).as_posix(), reason) for file, reason in found.left_out]
+    else:
+        check_regular_file(path)
+        files, left_out = [path] if unusable_name(path) is None else [], []
     if not files:
         wanted = ", ".join(suffixes)
         raise ValueError(f"source must have a {wanted} file for kind {kind!r}, got {str(path)!r}, which has none")
@@ -178,17 +204,6 @@ def open_local(path: Path, kind: str, field: str, cut: int | None) -> FileSource
     return source
 
 
-def _unusable_file(file: Path, name: Path, suffixes: Sequence[str], in_folder: bool) -> str | None:
-    """Why a file is not read; None if it is."""
-    if in_folder and any(component.startswith(".") for component in name.parts):
-        return "hidden"
-    if not file.is_file():
-        return "not a file, or a broken link"
-    if file.suffix.lower() not in suffixes:
-        return f"not a {', '.join(suffixes)} file"
-    return None
-
-
 def _sorted(root: Path, files: Sequence[Path]) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
 
@@ -197,10 +212,12 @@ def read_text(root: Path, path: Path, cut: int | None) -> Iterator[Item]:
     """Read a text file as one document, or as several of at most `cut` characters."""
     name = path.relative_to(root).as_posix()
     try:
-        # A Python file can declare its encoding, which tokenize.open reads.
-        with tokenize.open(path) if path.suffix.lower() == ".py" else open(path, encoding="utf-8-sig") as file:
-            text = file.read()
-    except (UnicodeDecodeError, SyntaxError):
+        content = read_bytes(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
+        text = _decode(content, is_python=path.suffix.lower() == ".py")
+    except UntrustedFileError as error:
+        yield Unusable(name, error.reason)
+        return
+    except (ValueError, SyntaxError, LookupError):
         yield Unusable(name, "wrong encoding (not UTF-8, or not what the Python file declares)")
         return
     except OSError as error:
@@ -208,6 +225,12 @@ def read_text(root: Path, path: Path, cut: int | None) -> Iterator[Item]:
         return
     for number, piece in enumerate(cut_text(text, cut)):
         yield check_document(Document(name if number == 0 else f"{name}#{number}", piece))
+
+
+def _decode(content: bytes, is_python: bool) -> str:
+    """The text of a file, with lines that end in "\\n"; a Python file can declare its encoding."""
+    encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0] if is_python else "utf-8-sig"
+    return io.TextIOWrapper(io.BytesIO(content), encoding).read()
 
 
 def cut_text(text: str, cut: int | None) -> Iterator[str]:
@@ -229,15 +252,19 @@ def read_table(root: Path, path: Path, convert: ToItem, columns: Sequence[str]) 
         for number, row in read(path) if read else _read_parquet(path, columns):
             row_name = f"{name}:{number}"
             yield convert(row_name, row) if isinstance(row, Mapping) else Unusable(row_name, str(row))
+    except UntrustedFileError as error:
+        yield Unusable(name, error.reason)
     except OSError as error:
         yield Unusable(name, f"cannot be read: {error.strerror or error}")
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, TableRow | str]]:
     """Yield line numbers with objects, or with the reason why there is none."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
+    with open_file(path, max_bytes=sys.maxsize) as file:
+        for number, line in enumerate(iter(lambda: _read_row(file), b""), start=1):
+            if line is None:
+                yield number, f"a line of more than {MAX_ROW_BYTES} bytes ({HERE}.MAX_ROW_BYTES)"
+            elif line.strip():
                 try:
                     row = json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError):
@@ -245,10 +272,21 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, TableRow | str]]:
                 yield number, row if isinstance(row, dict) else "not a JSON object"
 
 
+def _read_row(file: BinaryIO) -> bytes | None:
+    """The next line; empty at the end of the file, None for one that is too long, which is skipped."""
+    line = file.readline(MAX_ROW_BYTES + 1)
+    if len(line) <= MAX_ROW_BYTES:
+        return line
+    while line and not line.endswith(b"\n"):
+        line = file.readline(1 << 20)
+    return None
+
+
 def _read_json(path: Path) -> Iterator[tuple[int, TableRow | str]]:
     """Yield the objects of a list."""
+    text = read_bytes(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, list):
@@ -262,18 +300,26 @@ def _read_parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Tab
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number = 0
+    number, available = 0, list(columns)
     try:
-        with ParquetFile(path) as file:
-            wanted = [column for column in columns if column in file.schema_arrow.names]
-            if set(columns) - set(wanted) - {"input"}:
-                raise ValueError(_missing_column(str(path), columns, file.schema_arrow.names))
-            for batch in file.iter_batches(batch_size=1024, columns=wanted):
+        with open_file(path, max_bytes=sys.maxsize) as content, ParquetFile(content) as file:
+            available = file.schema_arrow.names
+            wanted = [column for column in columns if column in available]
+            for batch in file.iter_batches(batch_size=1024, columns=wanted) if _has(available, columns) else ():
                 for row in batch.to_pylist():
                     yield number, row
                     number += 1
-    except (ArrowException, UnicodeDecodeError):
+    except UntrustedFileError:
+        raise
+    except (ArrowException, ValueError, OverflowError):  # ValueError also for text that is not UTF-8
         yield number, "not a complete Parquet file; the rest of it is not read"
+    if not _has(available, columns):
+        raise ValueError(_missing_column(str(path), columns, available))
+
+
+def _has(available: Sequence[str], columns: Sequence[str]) -> bool:
+    """Whether a table has the columns; `input` can be missing."""
+    return not set(columns) - set(available) - {"input"}
 
 
 def _missing_column(name: str, columns: Sequence[str], available: Sequence[str]) -> str:
@@ -297,12 +343,16 @@ def row_converter(kind: str, field: str) -> ToItem:
         return Unusable(name, EMPTY if value is None and field in row else f"no text in field {field!r}{hint}")
 
     def from_instruction(name: str, row: TableRow) -> Item:
-        instruction, context, output = (row.get(key) for key in FIELDS)
-        if not isinstance(instruction, str) or not isinstance(output, str) or not isinstance(context, str | None):
-            return Unusable(name, f"no text in fields {', '.join(FIELDS)}")
+        values = {key: row.get(key) for key in FIELDS}
+        if values["input"] is None:
+            values["input"] = ""
+        wrong = next((key for key, value in values.items() if not isinstance(value, str)), None)
+        if wrong is not None:
+            return Unusable(name, f"no text in field {wrong!r}")
+        instruction, context, output = map(str, values.values())
         if not instruction.strip():
             return Unusable(name, EMPTY)
-        return check_document(Document(name, output, prompt(instruction, context or "")))
+        return check_document(Document(name, output, prompt(instruction, context)))
 
     return from_instruction if kind == "instructions" else from_text
 
@@ -357,3 +407,9 @@ class HubSource:
 
     def position(self) -> Position:
         return {"number": self._number, "stream": self.stream.state_dict()}
+
+    def has_position(self, position: Position) -> bool:
+        if position is None:
+            return True
+        is_whole = isinstance(position, dict) and is_int(position.get("number"), 0)
+        return is_whole and isinstance(position.get("stream"), dict) and set(position["stream"]) == set(self._start)

@@ -57,6 +57,20 @@ class _TaskSpec(NamedTuple):
     members: tuple[str, ...] = ()
 
 
+def check_trusted(tasks: Sequence[str], include_path: str | Path | None, trusted: bool) -> None:
+    """Raise for tasks in files of the user unless they are trusted: lm-eval runs the Python functions they name."""
+    files = [name for name in tasks if _is_path(name)] + ([] if include_path is None else [str(include_path)])
+    if files and not trusted:
+        raise ValueError(
+            f"--trust-tasks must be set for tasks in files, which can run any code (!function), got {files[0]!r} "
+            f"without it; read the files first"
+        )
+
+
+def _is_path(task: str) -> bool:
+    return "/" in task or task.endswith((".yaml", ".yml"))
+
+
 def run_harness(
     model: Any,
     tokenizer: Any,
@@ -75,7 +89,8 @@ def run_harness(
         model: a transformers model for causal language modeling.
         tokenizer: its transformers tokenizer; a copy is used.
         tasks: names of lm-eval's tasks, tags and groups; `"paper"` for those of the paper's table; YAML files of
-            tasks (`mine.yaml`), and folders of them, written with a slash (`./mine`).
+            tasks (`mine.yaml`), and folders of them, written with a slash (`./mine`). A YAML file can run any code
+            (`!function`): pass only files that you trust.
         include_path: a folder of YAML files whose tasks can be named in `tasks`; they take precedence over lm-eval's.
         batch_size: texts per forward pass. The logits of a batch are batch_size x max_length x vocabulary numbers.
         limit: score only the first samples of each task, for a quick look.
@@ -148,7 +163,7 @@ def _find_tasks(tasks: Sequence[str], include_path: str | Path | None) -> tuple[
     names = _expand(tasks)
     folders = [] if include_path is None else [str(include_path)]
     included = {spec.name: spec for folder in folders for spec in _in_folder("include_path", Path(folder))}
-    files = {name: _in_path(Path(name)) for name in names if "/" in name or name.endswith((".yaml", ".yml"))}
+    files = {name: _in_path(Path(name)) for name in names if _is_path(name)}
     by_name = {name for name in names if name not in files}
     own = [*(spec for specs in files.values() for spec in specs), *(included[name] for name in by_name & set(included))]
     by_name |= {member for spec in own for member in spec.members}

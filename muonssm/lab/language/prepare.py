@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 import tempfile
@@ -22,10 +21,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muonssm.checks import check_choice, check_int, check_number
+from muonssm.checks import check_bool, check_choice, check_int, check_number
+from muonssm.lab.core.files import cache_folder, remove_leftovers, write_json
+from muonssm.lab.core.lock import LOCK, locked
 
 from .corpora import ALIASES, KINDS, Document, Item, Position, Source, Unusable, open_source
-from .shards import FORMAT, MANIFEST, PROGRESS, SPLITS, ShardWriter, check_files, dtype_for, open_tokens, write_json
+from .manifest import FORMAT, SPLITS, DamagedFileError, Fields, read_manifest, read_progress
+from .shards import MANIFEST, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens
 from .tokenizer import (
     MIN_VOCAB_SIZE,
     EncodedDocument,
@@ -45,7 +47,6 @@ BATCH_ITEMS, BATCH_CHARACTERS = 1024, 4_000_000  # tokenized at once, in paralle
 MAX_UNUSABLE = 10_000  # a source that begins with so many unusable items probably has another field
 MAX_NAMES = 100  # names kept per reason; the rest are only counted
 FOR_SPLIT, FOR_TOKENIZER = "part", "tokenizer"  # hashed with a document's number; changing them changes the splits
-STATE_KEYS = {"source", "tokenizer", "number", "batch", "shards", *SPLITS}
 
 
 class EmptySourceError(ValueError):
@@ -74,6 +75,7 @@ class PrepareConfig:
         max_length: the most tokens of an instruction with its response and EOS; longer ones are truncated.
         cut: split text files of more characters into several documents, at the ends of lines. None: do not split.
         revision: commit, branch or tag of a data set on the hub. None: the newest.
+        follow_links: whether links that lead out of a source folder are followed. No file is read twice.
     """
 
     source: str = "stdlib"
@@ -88,6 +90,7 @@ class PrepareConfig:
     max_length: int = 2048
     cut: int | None = None
     revision: str | None = None
+    follow_links: bool = False
 
     def __post_init__(self) -> None:
         for name in ("source", "field", "tokenizer", "revision"):
@@ -103,6 +106,7 @@ class PrepareConfig:
         least = {"vocab_size": MIN_VOCAB_SIZE, "tokenizer_characters": 1, "shard_tokens": 1, "max_length": 2}
         for name, bound in least.items():
             check_int(name, getattr(self, name), bound)
+        check_bool("follow_links", self.follow_links)
         for name in ("limit", "cut"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
@@ -120,34 +124,45 @@ def prepare(config: PrepareConfig, output: Path, resume: bool = False, progress:
     """Fill the folder `output` with tokens; return its manifest. `resume` continues a job with the same settings.
 
     An error before the first shard is finished leaves nothing behind; a later one leaves a job that can be resumed.
+    The folder is locked meanwhile.
     """
     output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"output must be a new or empty folder, got {str(output)!r}, which is a file")
+    with locked(output):
+        return _prepare(config, output, resume, progress)
+
+
+def _prepare(config: PrepareConfig, output: Path, resume: bool, progress: bool) -> dict[str, Any]:
     state = _read_state(config, output, resume)
+    remove_leftovers(output)
     if (output / MANIFEST).is_file():
         (output / PROGRESS).unlink(missing_ok=True)
         return open_tokens(output, check=False).manifest
-    source = open_source(config.source, str(config.kind), config.field, config.cut, config.revision)
+    source = open_source(
+        config.source, str(config.kind), config.field, config.cut, config.revision, config.follow_links
+    )
     if state is not None and state["source"] != json.loads(json.dumps(source.metadata)):
         raise ValueError(
             f"source must be as it was when the job began, got {config.source!r}, which has changed since; "
             f"{output / PROGRESS} describes the earlier one"
         )
-    created = [path for path in (output, *output.parents) if not path.exists()]
+    if state is not None and not source.has_position(state["batch"]["position"]):
+        raise DamagedFileError(
+            output / PROGRESS, "batch.position", "a position in the source", state["batch"]["position"]
+        )
     try:
-        output.mkdir(parents=True, exist_ok=True)
         return _Job(config, output, source, state, progress).run()
     except Exception as error:
         if state is None and (isinstance(error, EmptySourceError) or not any(output.glob("train-*.bin"))):
-            _remove(output, created)
+            _empty(output)
         raise
 
 
 def _read_state(config: PrepareConfig, output: Path, resume: bool) -> dict[str, Any] | None:
     """The state of the job in the folder; None if there is none. Raise if the folder must not be written to."""
     another = "use another --output"
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"output must be a new or empty folder, got {str(output)!r}, which is a file")
-    names = sorted(path.name for path in output.iterdir()) if output.exists() else []
+    names = sorted({path.name for path in output.iterdir()} - {LOCK}) if output.exists() else []
     if names and not resume:
         raise ValueError(
             f"output must be a new or empty folder, got {str(output)!r}, which has {names[0]}; use --resume to "
@@ -160,27 +175,20 @@ def _read_state(config: PrepareConfig, output: Path, resume: bool) -> dict[str, 
                 f"output must have a job to resume, got {str(output)!r}, which has {names[0]} and no job; {another}"
             )
         return None
-    try:
-        state = json.loads((output / name).read_text(encoding="utf-8"))
-        earlier = {key: state["config"][key] for key in asdict(config)}
-        complete = name == MANIFEST or set(state) >= STATE_KEYS
-    except (ValueError, KeyError, TypeError):
-        complete = False
-    if not complete:
-        raise ValueError(f"{output / name} is damaged; remove the folder and prepare it again")
+    state = (read_manifest if name == MANIFEST else read_progress)(output / name)
+    earlier = Fields(output / name, state).inner("config")
     for key, value in asdict(config).items():
-        if earlier[key] != value:
-            raise ValueError(f"{key} must be {earlier[key]!r}, as in the job in {output}, got {value!r}; or {another}")
+        before = earlier.get(key, "a setting", lambda value: isinstance(value, str | int | float | None))
+        if before != value:
+            raise ValueError(f"{key} must be {before!r:.100}, as in the job in {output}, got {value!r}; or {another}")
     return state
 
 
-def _remove(output: Path, created: list[Path]) -> None:
-    """Empty a folder that was empty before, and remove the folders that were created for it."""
-    for path in output.iterdir() if output.is_dir() else ():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for folder in created:
-        if folder.is_dir():
-            folder.rmdir()
+def _empty(output: Path) -> None:
+    """Empty a folder that was empty before, except for its lock."""
+    for path in output.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 # ---- the job
@@ -393,12 +401,6 @@ def _hash(number: int, purpose: str) -> float:
 
 
 # ---- the cache
-
-
-def cache_folder() -> Path:
-    """The folder for data that can be made again: $MUONSSM_CACHE, $XDG_CACHE_HOME/muonssm or ~/.cache/muonssm."""
-    own, common = os.environ.get("MUONSSM_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(common or "~/.cache").expanduser() / "muonssm"
 
 
 def prepare_stdlib(vocab_size: int) -> Path:

@@ -14,9 +14,9 @@ blocks[0]["input_ids"], blocks[0]["labels"]             # [4096] each; the label
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,19 +25,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.checks import check_int
-from muonssm.lab.core.files import atomic
+from muonssm.lab.core.files import atomic, checksum
 from muonssm.lab.core.scorer import IGNORED
+
+from .manifest import PREPARE_AGAIN, SPLITS, read_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 1
 MANIFEST, PROGRESS = "tokens.json", "progress.json"
-SPLITS = ("train", "validation")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-PREPARE_AGAIN = "prepare the data again, into a new folder"
 COPY_AGAIN = f"copy the folder again, or {PREPARE_AGAIN}"
-SHARD_KEYS = {"file", "tokens", "documents", "sha256", "documents_sha256"}
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -46,18 +44,6 @@ def dtype_for(vocab_size: int) -> str:
 
 
 # ---- writing
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically."""
-    with atomic(path) as part:
-        part.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ShardWriter:
@@ -139,7 +125,7 @@ class TokenSplit:
         """Start within the shard and prompt length of each document: int64 `[n, 2]`."""
         key = ("documents", number)
         if key not in self._maps:
-            self._maps[key] = np.load(documents_path(self.paths[number]), mmap_mode="r")
+            self._maps[key] = _open_listing(documents_path(self.paths[number]))
         return self._maps[key]
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -215,7 +201,7 @@ def open_tokens(folder: str | Path, check: bool = True) -> PreparedTokens:
 def check_files(folder: Path, manifest: dict[str, Any], check: bool) -> None:
     """Verify that the files of a manifest exist with the recorded sizes, and with `check` the recorded checksums.
 
-    Tokenizer files are small; their checksums are always verified.
+    Tokenizer files and listings of documents are small; what they hold is always verified.
     """
     for name, expected in manifest["tokenizer"]["files"].items():
         _check_file(folder / name, expected)
@@ -225,6 +211,8 @@ def check_files(folder: Path, manifest: dict[str, Any], check: bool) -> None:
         _check_file(path, shard["sha256"] if check else None, shard["tokens"] * size)
         _check_file(documents_path(path), shard["documents_sha256"] if check else None)
         _check_listing(documents_path(path), shard)
+        if check:
+            _check_ids(path, manifest)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -235,27 +223,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         unfinished = (folder / PROGRESS).is_file()
         reason = "whose preparation is unfinished; use --resume to continue it" if unfinished else f"without {MANIFEST}"
         raise ValueError(f"{wanted}, got {str(folder)!r}, {reason}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format must be {FORMAT} in {path}, got {manifest['format']!r}; {PREPARE_AGAIN}")
-        complete = _is_complete(manifest)
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError):
-        complete = False
-    if not complete:
-        raise ValueError(f"{path} is damaged; {PREPARE_AGAIN}")
-    return manifest
-
-
-def _is_complete(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest has all keys that are read later."""
-    shards = [shard for split in SPLITS for shard in manifest[split]["shards"]]
-    return (
-        all(set(shard) >= SHARD_KEYS for shard in shards)
-        and manifest["dtype"] in DTYPES
-        and {"files"} <= set(manifest["tokenizer"])
-        and {"kind", "vocab_size", "eos_id"} <= set(manifest)
-    )
+    return read_manifest(path)
 
 
 def _check_file(path: Path, expected: str | None, size: int | None = None) -> None:
@@ -269,13 +237,33 @@ def _check_file(path: Path, expected: str | None, size: int | None = None) -> No
         raise ValueError(f"{path} is damaged: its checksum differs from the recorded one; {COPY_AGAIN}")
 
 
-def _check_listing(path: Path, shard: dict[str, Any]) -> None:
+def _open_listing(path: Path) -> np.ndarray:
+    """The documents of a shard: start and prompt length of each, int64 `[documents, 2]`."""
     try:
-        listing = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError):
-        listing = np.empty(0)
-    if listing.shape != (shard["documents"], 2) or listing.dtype != np.int64:
-        raise ValueError(f"{path} is damaged; {COPY_AGAIN}")
+        listing = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, EOFError, OSError, OverflowError, TypeError, SyntaxError, TokenError) as error:
+        raise ValueError(f"{path} is damaged: {error}; {COPY_AGAIN}") from error
+    if listing.ndim != 2 or listing.shape[1] != 2 or listing.dtype != np.int64:
+        raise ValueError(f"{path} is damaged: it must be int64 [documents, 2]; {COPY_AGAIN}")
+    return listing
+
+
+def _check_listing(path: Path, shard: dict[str, Any]) -> None:
+    """Verify the number of documents, and that they follow each other and have their prompts inside."""
+    listing = _open_listing(path)
+    if len(listing) != shard["documents"]:
+        raise ValueError(f"{path} is damaged: documents must be {shard['documents']}, got {len(listing)}; {COPY_AGAIN}")
+    starts, prompts = listing.T
+    sizes = np.diff(starts, append=shard["tokens"])
+    if starts[0] != 0 or (sizes < 1).any() or (prompts < 0).any() or (prompts > sizes).any():
+        raise ValueError(f"{path} is damaged: documents must follow each other, with their prompts; {COPY_AGAIN}")
+
+
+def _check_ids(path: Path, manifest: dict[str, Any]) -> None:
+    largest = int(np.memmap(path, dtype=DTYPES[manifest["dtype"]], mode="r").max())
+    if largest >= manifest["vocab_size"]:
+        wanted = f"token ids must be < {manifest['vocab_size']}, the size of the vocabulary"
+        raise ValueError(f"{path} is damaged: {wanted}, got {largest}; {COPY_AGAIN}")
 
 
 # ---- blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,16 +14,22 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from muonssm.checks import check_bool, check_choice, check_int
-from muonssm.lab.core.library_output import hide_progress_bars
 from muonssm.lab.core.scorer import LossScorer
 from muonssm.lab.core.task import DataSplits, Metric, Task
-from muonssm.models.language import PRESETS, MuonSSMConfig, MuonSSMForCausalLM, check_mixer, preset
+from muonssm.models.language import (
+    PRESETS,
+    MuonSSMConfig,
+    MuonSSMForCausalLM,
+    check_mixer,
+    mixer_with_double_state,
+    preset,
+)
 from muonssm.ops import Muon
 
 from .generate import generate_text
 from .instructions import Examples, pad_examples
 from .prepare import prepare_stdlib
-from .pretrained import MODEL_FOLDERS, load_pretrained
+from .pretrained import load_model, load_pretrained, read_config
 from .shards import SPLITS, Blocks, PreparedTokens, TokenSplit, open_tokens
 from .tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from muonssm.lab.core.experiment import Experiment
 
 SAMPLE_PROMPTS = ("import ", "def ", "class ")  # for models of Python's standard library
-PRESET_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers", "mixer")  # a preset fixes these
+PRESET_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers")  # a preset fixes these
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,8 @@ class LanguageModelConfig:
     Attributes:
         backbone: a name in `muonssm.layers.BACKBONES`.
         preset: `"170m"`, or None for the sizes below.
-        hidden_size, intermediate_size, num_hidden_layers, mixer, ssm_every, dropout: as in `MuonSSMConfig`.
+        hidden_size, intermediate_size, num_hidden_layers, ssm_every, dropout: as in `MuonSSMConfig`.
+        mixer: as in `MuonSSMConfig`; with a preset, changes to the preset's.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
         start: a run or saved model to fine-tune; its weights and sizes replace those of this section.
     """
@@ -100,8 +107,7 @@ class LanguageModelConfig:
     def _check_preset(self) -> None:
         """Raise if a field is set that the preset fixes."""
         for each in fields(self):
-            default = {} if each.name == "mixer" else each.default
-            if each.name in PRESET_FIELDS and getattr(self, each.name) != default:
+            if each.name in PRESET_FIELDS and getattr(self, each.name) != each.default:
                 raise ValueError(f"{each.name} must be left out with a preset, got {getattr(self, each.name)!r}")
         if self.ssm_every not in (1, 2):
             raise ValueError(f"ssm_every must be 1 or 2 with a preset, got {self.ssm_every!r}")
@@ -119,6 +125,7 @@ class LanguageModelConfig:
     def _build_preset(self, name: str, muon: Muon, settings: dict[str, Any]) -> MuonSSMConfig:
         base = preset(name, self.backbone, muon, hybrid=self.ssm_every == 2)
         own = {"vocab_size": base.vocab_size, **settings, "momentum": self.momentum, "dropout": self.dropout}
+        own["mixer"] = {**(base.mixer or {}), **self.mixer}
         merged: dict[str, Any] = {**base.to_diff_dict(), **own, "muon": base.muon, "layer_types": None}
         return MuonSSMConfig(**{key: value for key, value in merged.items() if key != "transformers_version"})
 
@@ -152,6 +159,14 @@ class LanguageTask(Task):
     def title(self) -> str:
         return f"{self.model.backbone} on {Path(self.data.source).name}"
 
+    def with_double_state(self) -> LanguageTask:
+        """The same task with keys of twice the size; see `mixer_with_double_state`."""
+        if self.model.start is not None:
+            start = self.model.start
+            raise ValueError(f"model.start must be left out, as it fixes the size of the state, got {start!r}")
+        mixer = mixer_with_double_state(self.model.build(self.muon))
+        return replace(self, model=replace(self.model, mixer=mixer))
+
     def load_data(self) -> DataSplits:
         data = self.data.open()
         train, validation = (self._items(data, split) for split in (data.train, data.validation))
@@ -178,8 +193,7 @@ class LanguageTask(Task):
     def build_model(self, metadata: dict[str, Any]) -> MuonSSMForCausalLM:
         if self.model.start is not None:
             config = self._start_config(self.model.start, metadata)
-            with hide_progress_bars():
-                return MuonSSMForCausalLM.from_pretrained(self.model.start, config=config)
+            return load_model(Path(self.model.start), config, "model.start", _momentum_names(config))
         eos = metadata["eos_token_id"]
         config = self.model.build(
             self.muon,
@@ -193,9 +207,7 @@ class LanguageTask(Task):
 
     def _start_config(self, start: str, metadata: dict[str, Any]) -> MuonSSMConfig:
         """The configuration of `model.start` with this recipe's memory rule and length; raise if it does not fit."""
-        if not (Path(start) / "config.json").is_file():
-            raise ValueError(f"model.start must be {MODEL_FOLDERS}, got {start!r}, which has no config.json")
-        config = MuonSSMConfig.from_pretrained(start)
+        config = read_config(Path(start), "model.start")
         _check_same_tokenizer(start, config, metadata)
         if config.momentum not in ("fixed", self.model.momentum):
             raise ValueError(
@@ -213,7 +225,7 @@ class LanguageTask(Task):
 
     def rebuild_model(self, metadata: dict[str, Any], run: Path) -> MuonSSMForCausalLM:
         """Build from the run's own config.json: the `model.start` of a tuned run can be gone."""
-        return MuonSSMForCausalLM(MuonSSMConfig.from_pretrained(run))
+        return MuonSSMForCausalLM(read_config(run, "RUN"))
 
     def collate(self, items: list[Any], training: bool) -> dict[str, Tensor]:
         if "document_ids" in items[0]:
@@ -223,6 +235,18 @@ class LanguageTask(Task):
         else:
             batch = {name: torch.stack([item[name] for item in items]) for name in ("input_ids", "labels")}
         return {**batch, "shift_labels": batch["labels"]}
+
+    def can_split(self, model: Any) -> bool:
+        return model.model.rotary_emb is None  # attention layers would need the keys of other processes
+
+    def piece(self, batch: dict[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
+        """Cut the sequences into equal pieces. Padding is on the right, where it changes nothing, and needs no mask."""
+        length = batch["input_ids"].shape[1]
+        cut = slice(length * index // count, length * (index + 1) // count)
+        piece = {name: batch[name][:, cut] for name in ("input_ids", "labels", "shift_labels")}
+        if "cu_seq_lens_q" in batch:
+            piece["cu_seq_lens_q"] = batch["cu_seq_lens_q"]
+        return piece
 
     def scorer(self, split: Dataset) -> LossScorer:
         return LossScorer(lambda loss: {"perplexity": math.exp(min(loss, 700.0)), "loss": loss})
@@ -253,6 +277,14 @@ class LanguageTask(Task):
 def _attention_heads(hidden_size: int) -> int:
     """The most heads of at least 64 channels that divide `hidden_size` into an even number of channels each."""
     return next((h for h in range(hidden_size // 64, 1, -1) if hidden_size % (2 * h) == 0), 1)
+
+
+def _momentum_names(config: MuonSSMConfig) -> set[str]:
+    """The parameters of a learned momentum, which a start with a fixed one does not have."""
+    fixed = MuonSSMConfig.from_dict({**config.to_dict(), "momentum": "fixed"})
+    with torch.device("meta"):
+        learned, without = (set(MuonSSMForCausalLM(each).state_dict()) for each in (config, fixed))
+    return learned - without
 
 
 def _check_same_tokenizer(start: str, config: MuonSSMConfig, metadata: dict[str, Any]) -> None:

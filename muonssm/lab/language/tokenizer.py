@@ -6,17 +6,19 @@ tokenizer = train_bpe(texts, vocab_size=4096)
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from muonssm.checks import check_int
+from muonssm.lab.core.files import checksum
 
 from .corpora import Document, Unusable
-from .shards import checksum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,27 +26,59 @@ if TYPE_CHECKING:
 EOS = "<|endoftext|>"
 KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<eos>", "[EOS]")
 MIN_VOCAB_SIZE = 257  # 256 bytes and EOS
+MAX_WORD = 4096  # characters; training a BPE takes time that grows with the square of a word's length
+# Runs of letters and digits, or of other characters, that are longer: a word is within one such run.
+LONG_RUN = re.compile(rf"(?<![^\W_])[^\W_]{{{MAX_WORD + 1},}}|(?<![\W_])[\W_]{{{MAX_WORD + 1},}}")
 TOKENIZERS = "None, a tokenizer.json, a folder with one, or a name on the hub"
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer with an EOS token from a folder, a tokenizer.json or the hub."""
+    """Load a tokenizer with an EOS token from a folder, a tokenizer.json or the hub. Code beside it is never run."""
     from transformers import AutoTokenizer
 
     path = Path(name)
     if not path.exists() and (path.is_absolute() or name.startswith((".", "~")) or path.suffix == ".json"):
         raise ValueError(f"tokenizer must be {TOKENIZERS}, got {name!r}, which does not exist")
+    refuse_code(path.parent if path.is_file() else path)
     try:
         if path.is_file() and not (path.parent / "tokenizer_config.json").is_file():
             tokenizer = _load_file(path)
         else:  # tokenizer_config.json names the special tokens of the tokenizer.json beside it
-            tokenizer = AutoTokenizer.from_pretrained(str(path.parent) if path.is_file() else name)
+            folder, local = str(path.parent) if path.is_file() else name, path.exists()
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=local)
     except Exception as error:  # the libraries raise Exception itself for a damaged file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"tokenizer must be {TOKENIZERS}, got {name!r}, which cannot be loaded: {reason}") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"tokenizer must have an EOS token, got {name!r}, which has none")
     return tokenizer
+
+
+def _own_code_map() -> dict[str, str]:
+    """Return the `auto_map` that our models are saved with; imported here, as it needs transformers' models."""
+    from muonssm.models.language import MuonSSMConfig
+
+    return MuonSSMConfig.code_map()
+
+
+def refuse_code(folder: Path) -> None:
+    """Raise if a file of a local folder asks to run code of its own, with the key `auto_map`.
+
+    A model of this library names the two files that `save_pretrained` writes. They are not run either: its classes are
+    those of this package.
+    """
+    for path in (folder / "tokenizer_config.json", folder / "config.json"):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} must be JSON, got a damaged file: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} must be a JSON object, got {type(content).__name__}")
+        if content.get("auto_map") and (path.name != "config.json" or content["auto_map"] != _own_code_map()):
+            raise ValueError(
+                f"{str(folder)!r} must be a folder without code, got the key auto_map in {path.name}, which asks to "
+                f"run code; nothing was run. Remove the key if the folder can be used without the code"
+            )
 
 
 def _load_file(path: Path) -> PreTrainedTokenizerBase:
@@ -61,7 +95,8 @@ def _load_file(path: Path) -> PreTrainedTokenizerBase:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE with `<|endoftext|>` as EOS, BOS and padding; the same texts give the same tokenizer.
 
-    It has fewer than `vocab_size` tokens if the texts have too few pairs that occur twice.
+    It has fewer than `vocab_size` tokens if the texts have too few pairs that occur twice. Words of more than
+    `MAX_WORD` characters are cut for training, so that the time is linear in their length.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -77,8 +112,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((piece for text in texts for piece in cut_long_words(text)), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, bos_token=EOS, pad_token=EOS)
+
+
+def cut_long_words(text: str) -> Iterator[str]:
+    """Yield the text in pieces without runs of more than `MAX_WORD` characters; ordinary text is one piece."""
+    start = 0
+    for run in LONG_RUN.finditer(text):
+        for stop in range(run.start() + MAX_WORD, run.end(), MAX_WORD):
+            yield text[start:stop]
+            start = stop
+    yield text[start:]
 
 
 def sample_texts(texts: Iterable[tuple[float, str]], max_characters: int) -> list[str]:

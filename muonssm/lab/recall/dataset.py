@@ -9,7 +9,7 @@ There is one file per problem: `mqar`, `copying`, `induction`, `passkey`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from . import copying, induction, mqar, passkey
 SPLITS = ("train", "validation", "test")
 # Settings that only some problems have, with their defaults; None depends on the length, see RecallConfig.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "mqar": {"vocabulary": 8192, "pairs": None, "power": 0.01, "noise": False},
+    "mqar": {"vocabulary": 8192, "pairs": None, "fewest_pairs": None, "power": 0.01, "noise": False},
     "copying": {"vocabulary": 16, "tokens": 16},
     "induction": {"vocabulary": 16},
     "passkey": {"vocabulary": len(passkey.WORDS), "digits": 5},
@@ -41,6 +41,8 @@ class RecallConfig:
         length: tokens of a training sequence, including the queries.
         vocabulary: number of tokens; default 8192 for mqar, 16 for copying and induction; fixed for passkey.
         pairs: for mqar, pairs of key and value; default length / 16, as published up to length 256 (512 uses 64).
+        fewest_pairs: for mqar, training sequences have between this and `pairs` pairs, which helps to leave the
+            plateau; default `pairs`. Validation and test sequences have `pairs`.
         power: for mqar, the exponent a of the power law: a gap of i has probability ~ i^(a - 1); default 0.01, 1 is
             uniform.
         noise: for mqar, whether random tokens (as in Based) or token 0 (as in Zoology, the default) separate queries.
@@ -56,6 +58,7 @@ class RecallConfig:
     length: int = 256
     vocabulary: int | None = None
     pairs: int | None = None
+    fewest_pairs: int | None = None
     power: float | None = None
     noise: bool | None = None
     tokens: int | None = None
@@ -70,9 +73,11 @@ class RecallConfig:
         for name, least in (("length", 1), ("train_examples", 1), ("test_examples", 1), ("seed", 0)):
             check_int(name, getattr(self, name), least)
         self._fill_defaults()
-        for name in ("pairs", "tokens", "digits"):
+        for name in ("pairs", "fewest_pairs", "tokens", "digits"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
+        if self.fewest_pairs is not None and self.fewest_pairs > (self.pairs or 0):
+            raise ValueError(f"fewest_pairs must be <= pairs = {self.pairs}, got {self.fewest_pairs}")
         if self.power is not None:
             check_number("power", self.power, 0, 10, open_low=True)
         if self.noise is not None:
@@ -85,7 +90,8 @@ class RecallConfig:
         defaults = {**DEFAULTS[self.problem]}
         if self.problem == "mqar":
             defaults["pairs"] = max(1, self.length // 16)
-        for name in ("vocabulary", "pairs", "power", "noise", "tokens", "digits"):
+            defaults["fewest_pairs"] = defaults["pairs"] if self.pairs is None else self.pairs
+        for name in ("vocabulary", "pairs", "fewest_pairs", "power", "noise", "tokens", "digits"):
             value = getattr(self, name)
             if name not in defaults and value is not None:
                 raise ValueError(f"{name} must be None for problem {self.problem!r}, got {value!r}")
@@ -140,6 +146,8 @@ def make_sequences(config: RecallConfig, split: str, length: int | None = None) 
         raise ValueError(f"length must be None or one of {lengths} for split {split!r}, got {length!r}")
     sequences = config.train_examples if split == "train" else config.test_examples
     stream = np.random.SeedSequence(config.seed, spawn_key=(SPLITS.index(split), length))
+    if split != "train":
+        config = replace(config, fewest_pairs=config.pairs)
     inputs, labels = _generate(config, np.random.default_rng(stream), sequences, length)
     return torch.from_numpy(inputs), torch.from_numpy(labels)
 
@@ -149,7 +157,7 @@ def _generate(
 ) -> tuple[np.ndarray, np.ndarray]:
     c: Any = config  # the problem's own settings are no longer None
     if c.problem == "mqar":
-        return mqar.generate(rng, sequences, length, c.vocabulary, c.pairs, c.power, c.noise)
+        return mqar.generate(rng, sequences, length, c.vocabulary, c.pairs, c.power, c.noise, c.fewest_pairs)
     if c.problem == "copying":
         return copying.generate(rng, sequences, length, c.vocabulary, c.tokens)
     if c.problem == "induction":

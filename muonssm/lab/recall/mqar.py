@@ -41,9 +41,20 @@ def draw_gaps(rng: np.random.Generator, rows: int, count: int, positions: int, p
 
 
 def generate(
-    rng: np.random.Generator, sequences: int, length: int, vocabulary: int, pairs: int, power: float, noise: bool
+    rng: np.random.Generator,
+    sequences: int,
+    length: int,
+    vocabulary: int,
+    pairs: int,
+    power: float,
+    noise: bool,
+    fewest_pairs: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generate inputs and labels, int64 `[sequences, length]`; `noise` puts random tokens in place of token 0."""
+    """Generate inputs and labels, int64 `[sequences, length]`; `noise` puts random tokens in place of token 0.
+
+    Each sequence has between `fewest_pairs` and `pairs` pairs, drawn uniformly. What the absent pairs and their queries
+    leave free is filled like the gaps.
+    """
     half = vocabulary // 2
     keys = 1 + draw_distinct(rng, sequences, pairs, half - 1)
     values = half + draw_distinct(rng, sequences, pairs, vocabulary - half)
@@ -53,8 +64,13 @@ def generate(
 
     shape = (sequences, length)
     inputs = rng.integers(0, vocabulary, shape) if noise else np.zeros(shape, dtype=np.int64)
-    inputs[:, 0:context:2], inputs[:, 1:context:2] = keys, values
-    np.put_along_axis(inputs, queries, keys, axis=1)
     labels = np.full(shape, IGNORED, dtype=np.int64)
-    np.put_along_axis(labels, queries, values, axis=1)
+    present = np.ones(keys.shape, dtype=bool)
+    if fewest_pairs < pairs:
+        present = np.arange(pairs) < rng.integers(fewest_pairs, pairs + 1, (sequences, 1))
+    inputs[:, 0:context:2] = np.where(present, keys, inputs[:, 0:context:2])
+    inputs[:, 1:context:2] = np.where(present, values, inputs[:, 1:context:2])
+    filling = np.take_along_axis(inputs, queries, axis=1)
+    np.put_along_axis(inputs, queries, np.where(present, keys, filling), axis=1)
+    np.put_along_axis(labels, queries, np.where(present, values, IGNORED), axis=1)
     return inputs, labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from muonssm.lab.core.scorer import PredictionScorer
 from muonssm.lab.core.task import DataSplits, Metric, Task
-from muonssm.models.language import MuonSSMConfig, check_mixer
+from muonssm.models.language import MuonSSMConfig, check_mixer, mixer_with_double_state
 from muonssm.models.recall import RecallModel
 from muonssm.ops import Muon
 
@@ -70,6 +70,11 @@ class RecallTask(Task):
     @property
     def title(self) -> str:
         return f"{self.model.backbone} on {self.data.problem}, length {self.data.length}"
+
+    def with_double_state(self) -> RecallTask:
+        """The same task with keys of twice the size; see `mixer_with_double_state`."""
+        mixer = mixer_with_double_state(self.model.build(self.data.vocabulary or 1, self.muon))
+        return replace(self, model=replace(self.model, mixer=mixer))
 
     def load_data(self) -> DataSplits:
         """Generate the sequences of all splits and test lengths."""

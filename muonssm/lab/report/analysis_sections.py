@@ -17,7 +17,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from muonssm.lab.core.experiment import Experiment, read_json
+from muonssm.lab.core.experiment import Experiment
+from muonssm.lab.core.files import read_json
 
 from . import page
 from .page import Section

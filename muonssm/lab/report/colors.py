@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 SCALE_STEPS = 20  # the sequential color scale has the variables s0 (lowest) to s20 (highest)
 SCALE_LIGHT = ("#fcefdc", "#86c2bd", "#0d566c")  # lowest, middle, highest
@@ -55,6 +56,8 @@ DARK = {
     **scale(SCALE_DARK),
 }  # fmt: skip
 MAX_SERIES = 8
+DASHES = ("-", (0, (4, 2)), (0, (1.2, 1.6)))  # solid; dashed from the ninth name, dotted from the seventeenth
+MAX_STYLES = MAX_SERIES * len(DASHES)
 FIXED_SERIES = {"plain": "c0", "muon": "c1"}  # these two have the same color in every figure
 
 
@@ -66,6 +69,18 @@ def series_colors(names: Sequence[str], argument: str) -> dict[str, str]:
     others = [f"c{i}" for i in (*range(len(FIXED_SERIES), MAX_SERIES), *range(len(FIXED_SERIES)))]
     free = iter(color for color in others if color not in taken)
     return {name: FIXED_SERIES[name] if name in FIXED_SERIES else next(free) for name in names}
+
+
+def series_styles(names: Sequence[str], argument: str) -> dict[str, tuple[str, Any]]:
+    """Assign each name a series color and a dash pattern; the first eight are solid, `plain` and `muon` always."""
+    if len(names) > MAX_STYLES:
+        raise ValueError(f"{argument} must have at most {MAX_STYLES} names, one style each, got {len(names)}")
+    ordered = sorted(names, key=lambda name: name not in FIXED_SERIES)
+    styles: dict[str, tuple[str, Any]] = {}
+    for dash, start in zip(DASHES, range(0, len(names), MAX_SERIES), strict=False):
+        colors = series_colors(ordered[start : start + MAX_SERIES], argument)
+        styles |= {name: (color, dash) for name, color in colors.items()}
+    return {name: styles[name] for name in names}
 
 
 def css_variables(colors: Mapping[str, str]) -> str:

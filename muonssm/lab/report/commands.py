@@ -6,12 +6,18 @@ import argparse
 from pathlib import Path
 
 from muonssm.lab.core.commands import CommandTable, add_recipe_arguments
+from muonssm.lab.core.variants import DEFAULT_VARIANTS, VARIANTS
 
 
 def add_commands(table: CommandTable) -> None:
     """Add `compare`, which also writes the report, and `report`."""
-    compare = table.add("compare", _compare, "activity", "train plain and Muon on equal terms, and write a report")
+    compare = table.add("compare", _compare, "activity", "train variants on equal terms, and write a report")
     add_recipe_arguments(compare)
+    default = ",".join(DEFAULT_VARIANTS)
+    text = f"variants to train, separated by commas (default: {default}); they are listed below"
+    compare.add_argument("--variants", metavar="NAMES", default=default, help=text)
+    compare.formatter_class = argparse.RawDescriptionHelpFormatter
+    compare.epilog = _variant_lines()
     compare.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     compare.add_argument("--folds", type=int, default=1, help="number of cross-validation folds (default: 1)")
     compare.add_argument("--against", metavar="PEER", help="also train a classifier of another library")
@@ -22,17 +28,27 @@ def add_commands(table: CommandTable) -> None:
     report.add_argument("--output", metavar="FILE.html", help=f"where to write the page (default: {default})")
 
 
+def _variant_lines() -> str:
+    """The table of variants for `--help`."""
+    lines = [f"  {name:<{max(map(len, VARIANTS))}}  {variant.text}" for name, variant in VARIANTS.items()]
+    return "\n".join(["variants, each compared with plain:", *lines])
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from muonssm.lab.core.compare import compare, table
+    from muonssm.lab.core.lock import locked
     from muonssm.lab.core.recipe import Recipe
 
     from .report import write_report
 
     recipe = Recipe.load(arguments.recipe, arguments.set)
     output = Path(arguments.output or f"runs/compare-{recipe.name}")
-    result = compare(recipe, output, arguments.seeds, arguments.folds, arguments.against, arguments.resume)
-    print(table(result))
-    print(f"\nreport: {write_report([output])}")
+    variants = [name.strip() for name in arguments.variants.split(",")]
+    counts = (arguments.seeds, arguments.folds)
+    with locked(output):
+        result = compare(recipe, output, *counts, arguments.against, arguments.resume, variants)
+        print(table(result))
+        print(f"\nreport: {write_report([output])}")
     return 0
 
 

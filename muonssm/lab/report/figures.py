@@ -24,7 +24,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from .chart import FONT_SIZE, Chart, css, side_by_side, standalone, with_settings
-from .colors import MAX_SERIES, SCALE_STEPS, rgb, series_colors
+from .colors import MAX_SERIES, SCALE_STEPS, rgb, series_colors, series_styles
 
 __all__ = ["bars", "confusion", "heatmap", "lines", "pictures", "side_by_side", "standalone"]
 
@@ -40,6 +40,7 @@ NEGATIVE, POSITIVE, NOT_FINITE = "#2563eb", "#ea580c", "#6b7280"  # each is visi
 Points = Sequence[tuple[float, float | None]]
 Visible = Mapping[str, Sequence[Sequence[tuple[float, float]]]]  # curves by name
 Band = Sequence[tuple[float, float, float]]
+Styles = Mapping[str, tuple[str, Any]]  # color and dash pattern by name
 
 
 # ---- line charts
@@ -58,11 +59,13 @@ def lines(
 ) -> str:
     """Draw curves by name, one color per name; a name can have several curves (seeds, folds).
 
+    There are eight colors. The names after the eighth have the same colors, dashed, then dotted.
+
     Points whose y is None or not finite are left out, as are points that a logarithmic axis cannot show; the figure
     states the number of the latter.
 
     Args:
-        curves: points `(x, y)` of each curve; at most eight names.
+        curves: points `(x, y)` of each curve; at most 24 names.
         x_label, y_label: labels of the axes.
         log_x, log_y: whether an axis is logarithmic.
         bands: `(x, low, high)` by name, drawn as a translucent area in the color of the name.
@@ -73,7 +76,7 @@ def lines(
         return not (log_x and x <= 0) and not (log_y and min(ys) <= 0)
 
     bands = {name: [p for p in band if is_visible(*p)] for name, band in (bands or {}).items()}
-    colors = series_colors(list(dict.fromkeys([*curves, *bands])), "curves")
+    styles = series_styles(list(dict.fromkeys([*curves, *bands])), "curves")
     finite = {name: [_finite(curve) for curve in group] for name, group in curves.items()}
     visible = {name: [[p for p in curve if is_visible(*p)] for curve in group] for name, group in finite.items()}
     chart = Chart(LINES_WIDTH, LINES_HEIGHT, layout="constrained")
@@ -81,13 +84,13 @@ def lines(
     axes.grid(axis="y")
     axes.margins(x=0, y=0.05)
     axes.set(xlabel=x_label, ylabel=y_label, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
-    _draw_bands(chart, axes, bands, colors)
-    _draw_curves(chart, axes, visible, colors)
+    _draw_bands(chart, axes, bands, styles)
+    _draw_curves(chart, axes, visible, styles)
     xs = [x for group in visible.values() for curve in group for x, _ in curve]
     _set_ticks(axes.xaxis, xs)
     _set_ticks(axes.yaxis)
-    if legend and len(colors) > 1:
-        _draw_legend(chart, colors)
+    if legend and len(styles) > 1:
+        _draw_legend(chart, styles)
     _add_tooltips(chart, axes, visible, x_label)
     hidden = sum(len(curve) for group in finite.values() for curve in group) - len(xs)
     note = f"{hidden} not above 0, not shown" if hidden else "" if xs or any(bands.values()) else "no points"
@@ -99,10 +102,11 @@ def _finite(points: Points) -> list[tuple[float, float]]:
     return [(x, y) for x, y in points if y is not None and math.isfinite(x) and math.isfinite(y)]
 
 
-def _draw_curves(chart: Chart, axes: Axes, curves: Visible, colors: Mapping[str, str]) -> None:
+def _draw_curves(chart: Chart, axes: Axes, curves: Visible, styles: Styles) -> None:
     for name, group in curves.items():
+        color, dash = styles[name]
         for curve in filter(None, group):
-            (line,) = axes.plot(*zip(*curve, strict=True), color=css(colors[name]))
+            (line,) = axes.plot(*zip(*curve, strict=True), color=css(color), linestyle=dash)
             chart.annotate(line, "curve")
             if len(curve) <= MAX_MARKED_POINTS:
                 line.set(marker="o", markersize=6, markeredgecolor=css("card"), markeredgewidth=1)
@@ -110,19 +114,19 @@ def _draw_curves(chart: Chart, axes: Axes, curves: Visible, colors: Mapping[str,
         axes.set_ylim(bottom=0)  # the margin does not go below 0
 
 
-def _draw_bands(chart: Chart, axes: Axes, bands: Mapping[str, Band], colors: Mapping[str, str]) -> None:
+def _draw_bands(chart: Chart, axes: Axes, bands: Mapping[str, Band], styles: Styles) -> None:
     for name, band in bands.items():
         outline = [*((x, low) for x, low, _ in band), *((x, high) for x, _, high in reversed(band))]
         if outline:
-            (area,) = axes.fill(*zip(*outline, strict=True), fc=(css(colors[name]), 0.18), ec="none")
+            (area,) = axes.fill(*zip(*outline, strict=True), fc=(css(styles[name][0]), 0.18), ec="none")
             chart.annotate(area, "band")
 
 
-def _draw_legend(chart: Chart, colors: Mapping[str, str]) -> None:
-    handles = [Line2D([], [], color=css(color)) for color in colors.values()]
-    longest = max(36 + _text_width(name) for name in colors)
+def _draw_legend(chart: Chart, styles: Styles) -> None:
+    handles = [Line2D([], [], color=css(color), linestyle=dash) for color, dash in styles.values()]
+    longest = max(36 + _text_width(name) for name in styles)
     chart.figure.legend(
-        handles, list(colors), loc="outside upper left", ncols=max(1, int((LINES_WIDTH - 20) // longest)),
+        handles, list(styles), loc="outside upper left", ncols=max(1, int((LINES_WIDTH - 20) // longest)),
         frameon=False, handlelength=1.5, handletextpad=0.5, columnspacing=1.3, borderpad=0, labelspacing=0.3,
     )  # fmt: skip
 

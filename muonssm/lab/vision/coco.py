@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +26,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from muonssm.checks import check_int, check_number
+from muonssm.lab.core.untrusted import check_regular_file, read_json
 
+from .coco_checks import check_annotations
 from .image_files import DamagedImageError, missing_package, read_image
 
 SHORT = tuple(range(480, 801, 32))
 LONGEST = 1333
-REQUIRED_KEYS = {
-    "images": ("id", "file_name", "height", "width"),
-    "annotations": ("id", "image_id", "category_id", "bbox"),
-    "categories": ("id", "name"),
-}
+MAX_BYTES = 4 << 30  # of an annotation file; COCO's have up to 0.5 GB, LVIS's 1.2 GB
 Target = dict[str, Tensor]
 
 
@@ -129,38 +125,11 @@ def index_annotations(annotations: dict[str, Any]) -> Any:
 def read_annotations(path: Path) -> dict[str, Any]:
     """Read an annotation file and check that it is complete and consistent."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, MAX_BYTES, f"{__name__}.MAX_BYTES")
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} must be an annotation file in COCO's format, got no file") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    for name, keys in REQUIRED_KEYS.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), list):
-            raise ValueError(f"{path} must have a list of {name}, got none; is it in COCO's format?")
-        for number, item in enumerate(content[name]):
-            missing = [key for key in keys if key not in item]
-            if missing:
-                raise ValueError(f"{path} must have {missing[0]!r} in every item of {name}, got none in item {number}")
-    _check_references(path, content)
+    check_annotations(path, content)
     return content
-
-
-def _check_references(path: Path, content: dict[str, Any]) -> None:
-    """Check that ids are unique and that annotations refer to existing images and categories."""
-    for name in ("images", "categories"):
-        if not content[name]:
-            raise ValueError(f"{path} must have one or more {name}, got none")
-    for name in REQUIRED_KEYS:
-        ((id_, count),) = Counter(item["id"] for item in content[name]).most_common(1) or [(None, 1)]
-        if count > 1:
-            raise ValueError(f"{path} must have every id once in {name}, got id {id_} {count} times")
-    ids = {name: {item["id"] for item in content[name]} for name in ("images", "categories")}
-    for item in content["annotations"]:
-        for key, name in (("image_id", "images"), ("category_id", "categories")):
-            if item[key] not in ids[name]:
-                raise ValueError(
-                    f"{path} must have every {key} in {name}, got {key} {item[key]} in annotation {item['id']}"
-                )
 
 
 class CocoImages(Dataset):
@@ -220,8 +189,11 @@ class CocoImages(Dataset):
             raise ValueError(f"{self.path} must have usable annotations, got none")
         for image in self.image_ids:
             file = self.folder / self._coco.imgs[image]["file_name"]
-            if not file.is_file():
-                raise FileNotFoundError(f"{file} must exist, as image {image} of {self.path}, got no file")
+            try:
+                check_regular_file(file)
+            except FileNotFoundError:
+                wanted = f"as image {image} of {self.path}"
+                raise FileNotFoundError(f"{file} must exist, {wanted}, got no file") from None
 
     def __len__(self) -> int:
         return len(self.image_ids)

@@ -23,7 +23,7 @@ from torch import Tensor
 from muonssm.checks import check_choice, check_int
 from muonssm.lab.core.files import atomic
 
-from .image_files import class_names, find_images, missing_package, open_image, to_pil, to_tensor
+from .image_files import class_names, find_images, missing_package, read_image, to_pil, to_tensor
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
@@ -139,7 +139,7 @@ def _check_jobs(jobs: Sequence[tuple[str, int]], size: int | None, source: Path,
 
 
 def _load(path: Path, size: int | None) -> Tensor:
-    image = to_tensor(open_image(path))
+    image = read_image(path)
     image = image if size is None else crop_center(image, size)
     if min(image.shape[1:]) < MIN_SIDE:
         got = f"{image.shape[1]} x {image.shape[2]}"

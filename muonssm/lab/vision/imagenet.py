@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muonssm.checks import check_choice
+from muonssm.lab.core.untrusted import read_text
 
 from .corruptions import CORRUPTIONS, SEVERITIES
 from .image_files import ImageFile, class_names, find_class, missing_package
@@ -27,7 +28,7 @@ def _timm_list(name: str) -> list[str]:
     if spec is None or not spec.submodule_search_locations:
         raise missing_package("timm", "the list of ImageNet's classes")
     path = Path(spec.submodule_search_locations[0]) / "data" / "_info" / name
-    return path.read_text(encoding="utf-8").split()
+    return read_text(path).split()
 
 
 def synsets() -> tuple[str, ...]:

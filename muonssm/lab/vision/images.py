@@ -13,6 +13,7 @@ is held out of the training split, and a test split too if there is none: class 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,11 @@ from .image_files import (
     ImageFile,
     SkippedFile,
     class_names,
+    decode,
     find_images,
     missing_package,
+    named_tensor,
     read_image,
-    to_tensor,
 )
 
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation
@@ -127,17 +129,28 @@ class HubStore:
     """A split of a data set of the hub."""
 
     def __init__(self, split: Any, image: str, label: str, name: str, channels: int) -> None:
-        self.split, self.image, self.name, self.channels = split, image, name, channels
+        from datasets import Image
+
+        # `datasets` would decode any format of any size, and fetch a path that is a URL: decode here instead.
+        self.split = split.cast_column(image, Image(decode=False))
+        self.image, self.name, self.channels = image, name, channels
         self.labels = torch.tensor([-1 if number is None else number for number in split[label]])
         unlabeled = (self.labels < 0).nonzero()
         if len(unlabeled):
             raise ValueError(f"{name} must have a label in every row, got none in row {int(unlabeled[0])}")
+        known = len(split.features[label].names)
+        unknown = (self.labels >= known).nonzero()
+        if len(unknown):
+            row = int(unknown[0])
+            raise ValueError(f"{name} must have labels below {known}, got {int(self.labels[row])} in row {row}")
 
     def read(self, index: int) -> Tensor:
-        try:
-            return to_tensor(self.split[index][self.image], self.channels)
-        except Exception as error:  # decoders raise anything; the error must name the row
-            raise ValueError(f"row {index} of {self.name} cannot be read as an image: {error}") from error
+        row, stored = f"row {index} of {self.name}", self.split[index][self.image]
+        if stored is None:
+            raise ValueError(f"{row} must have an image, got none")
+        if stored["bytes"] is not None:
+            return named_tensor(decode(io.BytesIO(stored["bytes"]), row), self.channels, row)
+        return read_image(Path(stored["path"]), self.channels)
 
 
 class ImageSet(Dataset):
@@ -213,6 +226,7 @@ def load_images(config: ImageConfig) -> ImageData:
     """Find and split the images; only the images that mean and deviation are measured on are decoded."""
     listing = {"mnist": _list_mnist, "folder": _list_folder, "hub": _list_hub}[config.source](config)
     sets = _hold_out(listing, config)
+    _check_classes(sets["train"], listing.classes)
     if config.normalize == "imagenet":
         mean, std = (torch.tensor(values) for values in IMAGENET_STATISTICS)
     else:
@@ -220,6 +234,13 @@ def load_images(config: ImageConfig) -> ImageData:
     return ImageData(
         config, sets["train"], sets["validation"], sets.get("test"), listing.classes, mean, std, listing.skipped
     )
+
+
+def _check_classes(train: ImageSet, classes: Sequence[str]) -> None:
+    """Refuse one class: a model that knows nothing else is always right."""
+    present = [classes[label] for label in train.labels.unique().tolist()]
+    if len(present) < 2:
+        raise ValueError(f"training data must have 2 or more classes, got {len(present)}: {', '.join(present)}")
 
 
 def _hold_out(listing: _Listing, config: ImageConfig) -> dict[str, ImageSet]:

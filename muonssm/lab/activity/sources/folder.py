@@ -9,6 +9,7 @@ recording.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def read_index(root: Path) -> list[IndexRow]:
     columns = [name.lower() for name in header or ()]
     if not {"path", "label"} <= set(columns):
         raise ValueError(f"{path} must have the columns {COLUMNS}, got {', '.join(columns) or 'no header'}")
+    repeated = [name for name in columns if columns.count(name) > 1]
+    if repeated:
+        raise ValueError(f"{path} must have every column once, got {repeated[0]!r} {columns.count(repeated[0])} times")
     rows = [dict(zip(columns, (str(cell).strip() for cell in row), strict=True)) for row in cells]
     _check_rows(path, root, rows)
     return rows
@@ -41,9 +45,9 @@ def read_index(root: Path) -> list[IndexRow]:
 
 def _check_rows(path: Path, root: Path, rows: Sequence[IndexRow]) -> None:
     """Refuse repeated recordings, which could be in two splits at once, and unknown splits."""
-    row_of: dict[Path, int] = {}
+    row_of: dict[str, int] = {}
     for number, row in enumerate(rows, start=2):
-        file = (root / row["path"]).resolve()
+        file = os.path.realpath(root / row["path"])  # `Path.resolve` fails on a loop of links
         if file in row_of:
             raise ValueError(f"path must be unique in {path}, got {row['path']!r} in rows {row_of[file]} and {number}")
         row_of[file] = number

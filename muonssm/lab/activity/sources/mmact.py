@@ -57,7 +57,8 @@ def merge_sensors(signals: list[Signal]) -> Signal:
         raise DamagedFileError(
             f"must have sensors that overlap in time, got one that begins {start - end:.6g} s after another one ends"
         )
-    grid = np.arange(sample_count(end - start, MERGE_RATE)) / MERGE_RATE
+    before = max(len(times) for times in sensor_times)
+    grid = np.arange(sample_count(float(end - start), MERGE_RATE, before)) / MERGE_RATE
     samples = [
         interpolate(signal.samples, times - start, grid) for signal, times in zip(signals, sensor_times, strict=True)
     ]

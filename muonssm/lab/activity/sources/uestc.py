@@ -9,11 +9,14 @@ layout does not say who was recorded.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
+
+from muonssm.lab.core.untrusted import read_lines
 
 from ..csv_files import parse_numbers, read_columns
 from ..recordings import Channels, LostFile, Recording, Signal
@@ -23,6 +26,8 @@ CHANNELS = ("acc_x", "acc_y", "acc_z", "gyro_x", "gyro_y", "gyro_z")
 RAW_PER_UNIT = np.array([16384.0] * 3 + [16.4] * 3)
 RATE = 25.0
 ACTIVITIES = 32
+SMALL_NUMBER = re.compile(r"[0-9]{1,9}")
+MAX_SHOWN = 200  # characters of a malformed line
 LIST_FILES = {"train.txt": "train", "val.txt": "validation", "test.txt": "test"}
 
 
@@ -41,12 +46,13 @@ def parse_line(text: str, split: str) -> ListedClip | str:
     Only the last two names of the path count, because the folders above them vary.
     """
     words = text.rsplit(maxsplit=3)
-    if len(words) != 4 or not words[3].isdecimal():
-        return f"must be a path, frames, samples and a label, got {text!r}"
+    if len(words) != 4 or not SMALL_NUMBER.fullmatch(words[3]):
+        return f"must be a path, frames, samples and a label, got {text[:MAX_SHOWN]!r}"
     path = PurePosixPath(words[0].replace("\\", "/"))
     number = path.parent.name.split("_")[0]
-    if not number.isdecimal() or not 1 <= int(number) <= ACTIVITIES:
-        return f"must have a folder that begins with an activity's number, 1 to {ACTIVITIES}, got {path.parent.name!r}"
+    if not SMALL_NUMBER.fullmatch(number) or not 1 <= int(number) <= ACTIVITIES:
+        wanted = f"a folder that begins with an activity's number, 1 to {ACTIVITIES}"
+        return f"must have {wanted}, got {path.parent.name[:MAX_SHOWN]!r}"
     name = PurePosixPath("sensor", path.parent.name, path.stem + ".csv")
     return ListedClip(str(name), int(number), int(words[3]), split)
 
@@ -58,7 +64,7 @@ def read_lists(root: Path) -> tuple[list[ListedClip], list[LostFile]]:
     for file, split in LIST_FILES.items():
         if not (root / file).is_file():
             raise FileNotFoundError(f"root must be a folder with {', '.join(LIST_FILES)}, got {str(root)!r}: no {file}")
-        for number, text in enumerate((root / file).read_text(encoding="utf-8-sig").splitlines(), start=1):
+        for number, text in enumerate(read_lines(root / file), start=1):
             clip = parse_line(text, split)
             if isinstance(clip, str):
                 if text.strip():

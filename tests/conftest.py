@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import csv
+import os
 
 import numpy as np
 import pytest
 
-from muonssm.lab.core.amx import disable_broken_amx
-from muonssm.lab.core.torchvision_cpu import prepare_torchvision
+from muonssm.lab.core.openmp import let_waiting_threads_sleep
+
+let_waiting_threads_sleep()  # before torch is imported: tests share their cores with what else runs
+
+import torch  # noqa: E402
+
+from muonssm.lab.core.amx import disable_broken_amx  # noqa: E402
+from muonssm.lab.core.torchvision_cpu import prepare_torchvision  # noqa: E402
 
 prepare_torchvision()  # before a test imports transformers, which imports torchvision if that is installed
 disable_broken_amx()  # before a test runs a bfloat16 matmul
+
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if workers > 1:  # processes of pytest-xdist share the cores, and so do the commands that their tests start
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
 
 CHANNELS = ("acc_x", "acc_y", "acc_z")
 CLASSES = ("slow", "fast", "still")

@@ -20,7 +20,7 @@ from muonssm.lab.core.registry import recipe_files
 from muonssm.lab.core.torchvision_cpu import prepare_torchvision
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OUTPUTS = {  # what running a page's code prints, beside running at all
     "docs/index.md": "torch.Size([2, 100, 64]) torch.Size([2, 1, 64])",
     "docs/guide/mixers.md": "torch.Size([3, 3, 128])",
@@ -144,6 +144,17 @@ def test_files_named_in_the_text_exist(page):
         for word in words:
             if not re.search(r"[A-Z]{4,}|mydata", word):  # placeholders, as in muonssm/lab/TASK/recipes/
                 assert (ROOT / word).exists(), f"{name_of(page)} names {word}"
+
+
+def test_the_tests_of_the_table_of_faults_exist():
+    """Every row of docs/reliability.md ends with its tests."""
+    rows = re.findall(r"^\| (?!tried|---).*\|$", (ROOT / "docs/reliability.md").read_text(), re.MULTILINE)
+    assert len(rows) > 40
+    for row in rows:
+        names = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert names, row
+        for file, test in names:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
 
 
 def test_file_tree_names_real_files():

@@ -15,13 +15,14 @@ from muonssm.lab.core.registry import task_registry
 ROOT = Path(__file__).parent.parent
 OWN = "muonssm"
 SOURCES = sorted((ROOT / OWN).rglob("*.py"))
-LIBRARY = ("ops", "layers", "models")
+LIBRARY = ("ops", "layers", "models", "distributed")
 TASK_ROOMS = ("lab.activity", "lab.language", "lab.recall", "lab.vision")
 MAY_IMPORT = {
     "ops": set(),
     "layers": {"ops"},
     "models": {"ops", "layers"},
-    "lab.core": {"ops", "layers", "models"},
+    "distributed": {"ops"},
+    "lab.core": {"ops", "layers", "models", "distributed"},
     "lab.report": {"ops", "layers", "models", "lab.core"},
     "lab.analysis": {"ops", "layers", "models", "lab.core", "lab.report", "lab.bench"},
     "lab.bench": {"ops", "layers", "models", "lab.core", "lab.report", *TASK_ROOMS},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from muonssm.ops import cpu_library
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("muonssm", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
@@ -95,26 +98,61 @@ def test_the_wheel_works_in_another_environment(sources, tmp_path):
     assert run(python, "-c", code).strip() == "True"
 
 
-SETS = {"portable": (16, []), "avx2": (32, ["-mavx2", "-mfma"])}
+SETS = {
+    "portable": (16, []),
+    "avx2": (32, ["-mavx2", "-mfma"]),
+    "avx512": (64, ["-mavx512f", "-mavx512dq", "-mavx2", "-mfma"]),
+}
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_kernels_stay_inside_their_arrays(name, tmp_path):
-    """Run all kernels on ragged shapes under AddressSanitizer and UndefinedBehaviorSanitizer."""
-    if name == "avx2" and platform.machine().lower() not in ("x86_64", "amd64"):
-        pytest.skip("AVX2 is an instruction set of x86-64")
+def compile_with_sanitizers(name, program, *sources):
+    """Compile sources for one instruction set under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    if name != "portable" and platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip(f"{name} is an instruction set of x86-64")
     width, flags = SETS[name]
-    program = tmp_path / "ragged"
     compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
     common = ["-std=c++17", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *flags]
     names = [f"-DMUONSSM_ISA={name}", f"-DMUONSSM_VECTOR_BYTES={width}", "-I", str(ROOT / "csrc")]
-    run(
-        compiler,
-        *common,
-        *names,
-        ROOT / "csrc" / "kernels.cpp",
-        ROOT / "tests" / "csrc" / "ragged.cpp",
-        "-o",
-        program,
-    )
-    assert run(program).startswith("1920 runs")
+    run(compiler, *common, *names, *(ROOT / source for source in sources), "-o", program)
+
+
+@pytest.mark.parametrize("name", ["portable", "avx2"])
+def test_kernels_stay_inside_their_arrays(name, tmp_path):
+    """Run the kernels of the operators on ragged shapes."""
+    compile_with_sanitizers(name, tmp_path / "ragged", "csrc/kernels.cpp", "csrc/decode.cpp", "tests/csrc/ragged.cpp")
+    assert run(tmp_path / "ragged").startswith("2160 runs")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_decoding_stays_inside_its_arrays(name, tmp_path):
+    """Run all steps of decoding on ragged shapes, with one, two and three threads, which must give the same bits."""
+    if name == "avx512" and cpu_library.isa() != "avx512":
+        pytest.skip("this machine has no AVX-512")
+    compile_with_sanitizers(name, tmp_path / "decode", "csrc/decode.cpp", "tests/csrc/decode.cpp")
+    assert run(tmp_path / "decode").startswith("108 runs")
+
+
+ARM_COMPILER = "aarch64-linux-gnu-g++"
+ARM_EMULATOR = next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "")
+needs_arm = pytest.mark.skipif(
+    not (shutil.which(ARM_COMPILER) and ARM_EMULATOR),
+    reason=f"{ARM_COMPILER} and qemu-aarch64 are not installed (Debian: g++-aarch64-linux-gnu, qemu-user)",
+)
+
+
+@needs_arm
+def test_kernels_run_on_arm(tmp_path):
+    """The ragged tests on emulated aarch64 give the bits of this machine, but for a few last bits of exp and log."""
+    flags = ["-std=c++17", "-O1", "-fopenmp", "-ffp-contract=off", "-fsigned-char", "-I", str(ROOT / "csrc")]
+    flags += ["-DMUONSSM_ISA=portable", "-DMUONSSM_VECTOR_BYTES=16"]
+    sources = [ROOT / "csrc" / "kernels.cpp", ROOT / "csrc" / "decode.cpp", ROOT / "tests" / "csrc" / "ragged.cpp"]
+    outputs = {}
+    for compiler, runner in ((ARM_COMPILER, [ARM_EMULATOR, "-L", "/usr/aarch64-linux-gnu"]), ("g++", [])):
+        program = tmp_path / f"ragged-{compiler}"
+        run(compiler, *flags, *sources, "-o", program)
+        outputs[compiler] = run(*runner, program)
+    assert all(output.startswith("2160 runs") for output in outputs.values())
+    arm, here = (int(output.rpartition(" ")[2]) for output in outputs.values())  # sums over the bytes of all results
+    assert abs(arm - here) < 1000
+    code = run("aarch64-linux-gnu-objdump", "-d", tmp_path / f"ragged-{ARM_COMPILER}")
+    assert re.search(r"fmul\s+v\d+\.4s", code), "no NEON instructions"

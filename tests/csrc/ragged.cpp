@@ -46,12 +46,12 @@ static int64_t padded(int64_t size, int64_t real, int64_t bytes) {
 }
 
 static void memory(const Kernels& kernels, int64_t input, const std::vector<int64_t>& offsets, int64_t H, int64_t d,
-                   int64_t m, double eta, bool momentum, int64_t steps) {
+                   int64_t m, double eta, bool momentum, bool residual, int64_t steps) {
     const int64_t real = input == FLOAT64 ? FLOAT64 : FLOAT32, L = offsets.back(), N = int64_t(offsets.size()) - 1,
                   bytes = kernels.vector_bytes();
     Array q(L * H * m, input, -1, 1), k(L * H * m, input, -.3, .3), v(L * H * d, input, -1, 1),
         log_alpha(L * H, real, -1, 0), beta(L * H, real, 0, 1);
-    Array gamma(L * H, real, 0, 1), S0(N * H * d * m, real, -1, 1), M0(N * H * d * m, real, -1, 1),
+    Array gamma(L * H, real, 0, 1), inject(L * H, real, 0, 1), S0(N * H * d * m, real, -1, 1), M0(N * H * d * m, real, -1, 1),
         y(L * H * d, input, 0, 0), S(N * H * d * m, real, 0, 0), M(N * H * d * m, real, 0, 0);
     int64_t segments = 0;
     for (int64_t i = 0; i < N; ++i) segments += (offsets[i + 1] - offsets[i] + 63) / 64;
@@ -59,7 +59,7 @@ static void memory(const Kernels& kernels, int64_t input, const std::vector<int6
     Array S_saved(saved, real, 0, 0), M_saved(saved, real, 0, 0), dy(L * H * d, input, -1, 1),
         dS(N * H * d * m, real, -1, 1), dM(N * H * d * m, real, -1, 1);
     Array dq(L * H * m, input, 0, 0), dk(L * H * m, input, 0, 0), dv(L * H * d, input, 0, 0),
-        dlog_alpha(L * H, real, 0, 0), dbeta(L * H, real, 0, 0), dgamma(L * H, real, 0, 0);
+        dlog_alpha(L * H, real, 0, 0), dbeta(L * H, real, 0, 0), dgamma(L * H, real, 0, 0), dinject(L * H, real, 0, 0);
     Array dS0(N * H * d * m, real, 0, 0), dM0(N * H * d * m, real, 0, 0);
     MemoryArguments a{};
     a.input = input;
@@ -69,10 +69,11 @@ static void memory(const Kernels& kernels, int64_t input, const std::vector<int6
     a.d = d;
     a.m = m;
     a.momentum = momentum;
+    a.residual = residual;
     a.gamma_step = H;
     a.gamma_head = 1;
     a.eta = eta;
-    a.write = {steps, 0.6, 1.0, 1e-6};
+    a.write = {steps, residual, 0.6, 1.0, 1e-6};
     a.offsets = offsets.data();
     a.q = q.get();
     a.k = k.get();
@@ -80,6 +81,7 @@ static void memory(const Kernels& kernels, int64_t input, const std::vector<int6
     a.log_alpha = log_alpha.get();
     a.beta = beta.get();
     a.gamma = gamma.get();
+    a.inject = residual ? inject.get() : nullptr;
     a.S0 = S0.get();
     a.M0 = M0.get();
     a.y = y.get();
@@ -97,6 +99,7 @@ static void memory(const Kernels& kernels, int64_t input, const std::vector<int6
     a.dlog_alpha = dlog_alpha.get();
     a.dbeta = dbeta.get();
     a.dgamma = momentum ? dgamma.get() : nullptr;
+    a.dinject = residual ? dinject.get() : nullptr;
     a.dS0 = dS0.get();
     a.dM0 = dM0.get();
     kernels.memory_backward(a);
@@ -127,7 +130,7 @@ static void selective(const Kernels& kernels, int64_t input, const std::vector<i
     a.N = n;
     a.momentum = momentum;
     a.gamma_step = 1;
-    a.write = {steps, 0.6, 1.0, 1e-6};
+    a.write = {steps, 0, 0.6, 1.0, 1e-6};
     a.offsets = offsets.data();
     a.x = x.get();
     a.dt = dt.get();
@@ -208,7 +211,7 @@ static void mamba(const Kernels& kernels, int64_t n, int64_t d, int64_t D, int64
                      K,
                      0.5,
                      1e-5,
-                     {steps, 0.6, 1.0, 1e-6},
+                     {steps, 0, 0.6, 1.0, 1e-6},
                      x.get(),
                      normed ? norm.get() : nullptr,
                      in_proj.get(),
@@ -240,13 +243,16 @@ int main() {
             for (int variant = 0; variant < 4; ++variant)
                 for (int64_t size : {1, 3, 8, 17, 33}) {
                     memory(kernels, input, offsets, 1 + variant % 2, size, 1 + size * 5 % 19, variant % 2, variant / 2,
-                           variant - 1);
+                           false, variant - 1);
+                    if (variant / 2)
+                        memory(kernels, input, offsets, 1 + variant % 2, size, 1 + size * 5 % 19, variant % 2, true,
+                               true, variant - 1);
                     selective(kernels, input, offsets, size * 4 - 3, 1 + size * 5 % 19, variant % 2, variant / 2,
                               variant - 1);
                     convolution(kernels, input, offsets, size * 4 - 3, 1 + size % 5, variant % 2, variant / 2);
                     mamba(kernels, int64_t(offsets.size()) - 1, size, size * 4 - 3, 1 + size * 5 % 19, 1 + size % 4,
                           1 + size % 5, variant % 2, variant - 1);
-                    runs += 4;
+                    runs += 4 + variant / 2;
                 }
     mamba(kernels, 2, 200, 350, 16, 7, 4, true, 1);  // large enough for threads
     std::printf("%d runs, checksum %.0f\n", runs, checksum);

@@ -172,3 +172,11 @@ def test_wrong_calls_name_the_argument():
         mixer(x[:1], mask=torch.ones(1, 6), cu_seqlens=torch.tensor([0, 6]))
     with pytest.raises(ValueError, match="cu_seqlens"):
         mixer(x[:1], cu_seqlens=torch.tensor([0, 5]))
+
+
+@each_variant
+def test_other_layouts_are_refused_by_name(variant):
+    mixer, x = variant.build(), inputs(2, 5, D_MODEL)
+    for other in (x.to_sparse(), x.to_mkldnn(), torch.nested.nested_tensor(list(x))):
+        with pytest.raises(TypeError, match=r"^x must be a dense tensor"):
+            mixer(other)

@@ -41,7 +41,7 @@ def test_parameter_counts_of_the_170m_table(name, muon):
 
 
 def test_names_of_backbones():
-    assert list(BACKBONES) == ["mamba", "mamba2", "deltanet", "gated_deltanet", "longhorn"]
+    assert list(BACKBONES) == ["mamba", "mamba2", "deltanet", "gated_deltanet", "longhorn", "momentum_deltanet"]
     for name, mixer_class in BACKBONES.items():
         mixer = build_mixer(name, 64)
         assert type(mixer) is mixer_class
@@ -189,6 +189,7 @@ def test_initial_values_equal_the_originals():
                 "deltanet": set(),
                 "gated_deltanet": {"A_log", "dt_bias"},
                 "longhorn": {"D"},
+                "momentum_deltanet": {"A_log", "Mu_log", "log_factor", "D_log", "dt_bias", "mu_bias"},
             }[name]
         )
 

@@ -12,7 +12,14 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from muonssm import Muon
-from muonssm.layers import DeltaNet, GatedDeltaNet, export_weights, from_transformers, load_weights
+from muonssm.layers import (
+    DeltaNet,
+    GatedDeltaNet,
+    MomentumDeltaNet,
+    export_weights,
+    from_transformers,
+    load_weights,
+)
 from muonssm.layers.convert import BUILDERS
 
 from .variants import assert_close, inputs
@@ -134,6 +141,77 @@ def fla_weights(gated, heads=3, key=10, value=14):
         f"{name}.weight": inputs(*shape, seed=i) * shape[-1] ** -0.5 for i, (name, shape) in enumerate(shapes.items())
     }
     return weights | ({"A_log": inputs(heads, seed=30), "dt_bias": inputs(heads, seed=31)} if gated else {})
+
+
+def momentum_deltanet_layer(weights, x, heads, memories):
+    """Compute flash-linear-attention's MomentumDeltaNet by its formulas, one step at a time, in its own signs."""
+
+    def project(name):
+        return F.linear(x, weights[f"{name}_proj.weight"])
+
+    def convolved(name, count):
+        row, kernel = project(name).mT, weights[f"{name}_conv1d.weight"]
+        row = F.silu(F.conv1d(F.pad(row, (kernel.shape[2] - 1, 0)), kernel, groups=row.shape[1])).mT
+        return row.unflatten(2, (count, -1))
+
+    def repeated(t, dim):
+        return t.repeat_interleave(memories // heads, dim=dim)
+
+    q, k, v = repeated(convolved("q", heads), 2), repeated(convolved("k", heads), 2), convolved("v", memories)
+    A_log, Mu_log, log_factor, D_log = (
+        repeated(weights[name], 0) for name in ("A_log", "Mu_log", "log_factor", "D_log")
+    )
+    q = q - D_log.exp()[:, None] * k
+    q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+    log_mu = (-Mu_log.exp() * F.softplus(project("m") + weights["mu_bias"])).clamp(min=-2)
+    eta = torch.tanh(project("e") / x.shape[2] ** 0.5) + 1
+    theta = torch.arctan(eta * log_factor.exp())
+    beta = torch.sin(theta) ** 2 * torch.sigmoid(project("b"))
+    alpha = torch.cos(theta) ** 2 * (-A_log.exp() * F.softplus(project("a") + weights["dt_bias"])).exp()
+    S = M = x.new_zeros(x.shape[0], memories, k.shape[-1], v.shape[-1])
+    outputs = []
+    for t in range(x.shape[1]):
+        gates = (g[:, t, :, None, None] for g in (log_mu.exp(), alpha, beta, eta))
+        mu_t, alpha_t, beta_t, eta_t = gates
+        error = v[:, t, :, None, :] - alpha_t * k[:, t, :, None, :] @ S
+        M = mu_t * M - eta_t * k[:, t, :, :, None] * error
+        S = alpha_t * S - beta_t * M
+        outputs.append((q[:, t, :, None, :] * k.shape[-1] ** -0.5 @ S).squeeze(2))
+    o = torch.stack(outputs, dim=1)
+    o = o * (o.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weights["o_norm.weight"]
+    o = o * F.silu(project("g").unflatten(2, (memories, -1)))
+    return F.linear(o.flatten(2), weights["o_proj.weight"])
+
+
+@pytest.mark.parametrize("memories", [3, 6])
+def test_momentum_deltanet_equals_flash_linear_attention_with_its_names(memories):
+    heads, key, value = 3, 10, 14
+    shapes = dict.fromkeys(("q_proj", "k_proj"), (heads * key, HIDDEN))
+    shapes |= dict.fromkeys(("v_proj", "g_proj"), (memories * value, HIDDEN))
+    shapes |= {f"{name}_proj": (memories, HIDDEN) for name in "abme"}
+    shapes |= {"o_proj": (HIDDEN, memories * value), "o_norm": (value,)}
+    shapes |= {"q_conv1d": (heads * key, 1, 4), "k_conv1d": (heads * key, 1, 4), "v_conv1d": (memories * value, 1, 4)}
+    weights = {
+        f"{name}.weight": inputs(*shape, seed=i) * shape[-1] ** -0.5 for i, (name, shape) in enumerate(shapes.items())
+    }
+    names = {
+        "A_log": heads,
+        "Mu_log": heads,
+        "log_factor": heads,
+        "D_log": heads,
+        "dt_bias": memories,
+        "mu_bias": memories,
+    }
+    weights |= {name: inputs(count, seed=40 + i) for i, (name, count) in enumerate(names.items())}
+    x = inputs(2, 37, HIDDEN)
+    mixer = MomentumDeltaNet(
+        HIDDEN, num_heads=heads, head_k_dim=key, head_v_dim=value, num_value_heads=memories, muon=Muon.off()
+    )
+    load_weights(mixer, weights, "fla")
+    assert_close(mixer(x)[0], momentum_deltanet_layer(weights, x, heads, memories), 1e-5)
+    back = export_weights(mixer, "fla")
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["DeltaNet", "GatedDeltaNet"])

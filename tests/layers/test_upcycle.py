@@ -158,3 +158,78 @@ def test_frozen_parameters_and_dtypes_are_kept(name, ids):
 def test_a_model_without_mixers_is_an_error():
     with pytest.raises(ValueError, match=r"model must contain .*Linear"):
         upcycle(torch.nn.Linear(2, 2))
+
+
+@each_model_quick_mamba
+@torch.no_grad()
+def test_every_kind_of_cache_generates_the_same(name, ids):
+    model = upcycle(build(name), Muon())
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)
+    for implementation in ("dynamic", "static"):
+        options = {"cache_implementation": implementation, "max_new_tokens": 6, "do_sample": False}
+        assert torch.equal(model.generate(ids, **options), expected), implementation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "qwen3-next"])
+@torch.no_grad()
+def test_exports_and_compiles_with_a_mask(name, ids, mask):
+    """The program was made for another mask: nothing in it depends on values."""
+    model = upcycle(build(name), Muon())
+    expected = model(ids, attention_mask=mask, use_cache=False).logits[mask == 1]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(mask), "use_cache": False}
+    program = torch.export.export(model, (), inputs, strict=False).module()
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for run in (program, compiled):
+        logits = run(input_ids=ids, attention_mask=mask, use_cache=False).logits[mask == 1]
+        assert_close(logits, expected, 1e-5, "logits")
+
+
+@torch.no_grad()
+def test_offloaded_weights_are_there_when_a_layer_needs_them(ids):
+    from accelerate import cpu_offload
+
+    model = upcycle(build("mamba"), Muon(), momentum="per_step")
+    expected = model(ids).logits
+    cpu_offload(model, execution_device="cpu")
+    assert model.backbone.layers[0].mixer.dt_proj.weight.is_meta
+    assert_close(model(ids).logits, expected, 1e-6, "logits")
+
+
+def test_twice_upcycled_says_what_to_do():
+    model = upcycle(build("mamba"), Muon())
+    with pytest.raises(ValueError, match=r"model must not be upcycled already.*save_pretrained .* load that"):
+        upcycle(model, Muon(gamma=0.5))
+
+
+@pytest.mark.parametrize("muon", [Muon.off(), Muon()], ids=["plain", "muon"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_native_decoding_equals_the_ordinary_path(name, muon):
+    model = upcycle(build(name), muon)
+    model.generation_config.eos_token_id = None
+    ordinary = copy.deepcopy(model)
+    ordinary.decode = lambda _: None
+    ids, mask = torch.randint(1, 61, (2, 7)), torch.ones(2, 7, dtype=torch.int64)
+    mask[0, :3] = 0
+    for options in ({}, {"num_beams": 2}):
+        options = {**options, "attention_mask": mask, "max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(ids, **options), ordinary.generate(ids, **options))
+    assert model.why_not_native() is None
+    assert model._decoder._program is not None
+    assert type(model).__name__ == type(build(name)).__name__
+
+    dropped = copy.deepcopy(model).prepare_decoding("bfloat16", drop=True)
+    with torch.no_grad():
+        expected, actual = (each(ids, attention_mask=mask).logits[mask != 0] for each in (model, dropped))
+        continued, one_by_one = model(ids, use_cache=True).cache_params, []
+        for t in range(3):  # several tokens at once equal one by one
+            one_by_one.append(model(ids[:, t : t + 1], cache_params=continued).logits)
+        at_once = model(ids[:, :3], cache_params=model(ids, use_cache=True).cache_params).logits
+    assert relative_error(actual, expected) < 0.02
+    assert_close(at_once, torch.cat(one_by_one, dim=1), 1e-5)
+
+
+def test_qwen3_next_decodes_the_ordinary_way():
+    model = upcycle(build("qwen3-next"))
+    assert not hasattr(model, "prepare_decoding")

@@ -46,17 +46,20 @@ DIMS = {
     "gated_deltanet, shared keys": ("gated_deltanet", {"num_heads": 2, "num_value_heads": 4}),
     "longhorn": ("longhorn", {"d_state": 6, "head_dim": 12}),
     "longhorn, diagonal": ("longhorn", {"d_state": 6, "form": "diagonal"}),
+    "momentum_deltanet": ("momentum_deltanet", {"num_heads": 2, "num_value_heads": 4}),
 }
 RULES = {
     "plain": (Muon.off(), {}),
     "muon": (Muon(), {}),
     "muon per head": (Muon(), {"momentum": "per_head"}),
     "muon per step": (Muon(), {"momentum": "per_step"}),
+    "residual per step": (Muon.residual(), {"momentum": "per_step"}),
 }
 VARIANTS = [
     Variant(f"{name}, {rule}", backbone, {**dims, **more}, muon)
     for name, (backbone, dims) in DIMS.items()
     for rule, (muon, more) in RULES.items()
+    if not (backbone == "momentum_deltanet" and "momentum" in more)  # its gamma is a gate of its own
 ]
 
 

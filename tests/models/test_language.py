@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from muonssm import Muon
 from muonssm.layers import BACKBONES
 from muonssm.models.language import MuonSSMCache, MuonSSMConfig, MuonSSMForCausalLM, preset
+from muonssm.ops.fused import support
 
 VOCABULARY = 61
 HYBRID = {"ssm_every": 2, "sliding_window": 8, "num_attention_heads": 4}
@@ -224,7 +225,7 @@ def test_bfloat16_and_autocast_are_close(backbone):
     half = model.to(torch.bfloat16)
     assert half(ids, labels=ids).loss.item() == pytest.approx(expected.item(), rel=0.06)
     out = half.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
-    assert out.past_key_values.layers[0].state.memory.S.dtype == torch.float32
+    assert out.past_key_values.layers[0].recurrent_states[0].dtype == torch.float32
 
 
 def test_labels_are_shifted_and_shift_labels_are_not():
@@ -235,6 +236,48 @@ def test_labels_are_shifted_and_shift_labels_are_not():
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()))
     torch.testing.assert_close(model(ids, shift_labels=following).loss, loss)
     assert model(ids, logits_to_keep=1).logits.shape == (2, 1, VOCABULARY)
+
+
+SOME_IGNORED = tokens(2, 30, seed=2).masked_fill(torch.arange(30) % 4 == 0, -100)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        {"labels": SOME_IGNORED},
+        {"labels": SOME_IGNORED, "shift_labels": SOME_IGNORED},
+        {"labels": SOME_IGNORED, "num_items_in_batch": torch.tensor(17)},
+        {"labels": SOME_IGNORED.clamp(min=7), "ignore_index": 7},
+    ],
+    ids=["labels", "shift_labels", "num_items", "ignore_index"],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_loss_without_logits_equals_that_of_logits(targets, tied, monkeypatch):
+    """With kernels and without; the SwiGLU of a training step is fused in both."""
+    model = build(tie_word_embeddings=tied, intermediate_size=600).train()
+    parameters = dict(model.named_parameters())
+    ids, results = tokens(2, 30), []
+    for smallest, asked in ((1, True), (1, False), (1 << 60, True), (1 << 60, False)):
+        monkeypatch.setattr(support, "SMALL", smallest)
+        out = model(input_ids=ids, return_logits=asked, **targets)
+        assert (out.logits is not None) == asked
+        results.append((out.loss, *torch.autograd.grad(out.loss, parameters.values())))
+    for other in results[1:]:
+        for found, wanted in zip(other, results[0], strict=True):
+            assert (found - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9
+
+
+def test_logits_are_there_unless_training_with_labels():
+    model, ids = build(), tokens(2, 8)
+    assert model(input_ids=ids, labels=ids).logits is not None
+    model.train()
+    assert model(input_ids=ids).logits is not None
+    assert model(input_ids=ids, labels=ids).logits is None
+    seen = []
+    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    model(input_ids=ids, labels=ids)  # somebody wants to see the logits
+    handle.remove()
+    assert seen == [(2, 8, VOCABULARY)]
 
 
 @pytest.mark.slow
@@ -271,10 +314,10 @@ def test_wrong_calls_name_the_argument():
     with pytest.raises(ValueError, match=r"name must .*got '1b'"):
         preset("1b")
     model, ids = build(), tokens(1, 5)
-    with pytest.raises(TypeError, match=r"past_key_values must .*DynamicCache"):
-        model(ids, past_key_values=DynamicCache(config=model.config))
-    with pytest.raises(ValueError, match=r"cache_implementation must .*got 'static'"):
-        model.generate(ids, cache_implementation="static", max_new_tokens=2)
+    with pytest.raises(TypeError, match=r"past_key_values must .*got a DynamicCache without"):
+        model(ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match=r"cache_implementation must .*got 'quantized'"):
+        model.generate(ids, cache_implementation="quantized", max_new_tokens=2)
     with pytest.raises(ValueError, match=r"input_ids or inputs_embeds must .*neither"):
         model()
     cache = MuonSSMCache(model.config)

@@ -30,6 +30,16 @@ MUONS = {
     "below_delta": Muon(delta=2.0),
     "no_momentum": Muon(gamma=0.0),
     "full_momentum": Muon(gamma=1.0),
+    "residual": Muon.residual(),
+}
+# Rules that only `muon_memory` has.
+FAMILY = {
+    "gated": Muon.gated(),
+    "beta_outside": Muon(beta_position="outside"),
+    "beta_outside_below_delta": Muon(beta_position="outside", delta=2.0),
+    "residual_normalized": Muon(correction="momentum"),
+    "residual_no_momentum": Muon.residual(gamma=0.0),
+    "residual_gated": Muon.gated(gamma=0.9, correction="momentum"),
 }
 
 
@@ -81,6 +91,7 @@ class Case:
     eta: float = 1.0
     gamma: str = "step"  # "float", "head" or "step"
     muon: Muon = field(default_factory=Muon)
+    inject: bool = False
     initial_state: bool = True
     heads: int = 2
     d: int = 7  # value dimension, or channels
@@ -126,6 +137,8 @@ def make_inputs(case: Case, dtype: torch.dtype = torch.float64) -> dict[str, Ten
     if case.initial_state:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         inputs |= {"S": normal(*state).to(wide), "M": normal(*state).to(wide)}
+    if case.inject:
+        inputs["inject"] = (0.2 + uniform(B, L, H)).to(dtype)
     return inputs
 
 
@@ -136,7 +149,7 @@ def call(case: Case, inputs: dict[str, Tensor], impl: str) -> tuple[Tensor, Memo
     common = {"muon": muon, "state": state, "cu_seqlens": case.cu_seqlens, "impl": impl}
     if case.operator == "memory":
         tensors = [inputs[name] for name in ("q", "k", "v", "log_alpha", "beta")]
-        return muon_memory(*tensors, eta=case.eta, **common)
+        return muon_memory(*tensors, eta=case.eta, inject=inputs.get("inject"), **common)
     tensors = [inputs.get(name) for name in ("x", "dt", "A", "B", "C")]
     return muon_selective_scan(*tensors, **common)
 

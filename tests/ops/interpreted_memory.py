@@ -13,7 +13,7 @@ import torch
 from muonssm.ops import MemoryState, Muon, muon_memory
 from muonssm.ops.triton import support
 
-from .cases import MUONS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
+from .cases import FAMILY, MUONS, TOLERANCE, Case, assert_close, call, difference, expected, make_inputs, results
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "set TRITON_INTERPRET=1, or run test_triton.py"
 
@@ -57,9 +57,23 @@ def test_every_setting_equals_the_reference(muon):
     check(Case(muon=MUONS[muon], gamma="float", lengths=(66,), heads=1))
 
 
-@pytest.mark.parametrize("muon", ["off", "five_steps", "below_delta"])
-def test_a_decoding_step_equals_the_reference(muon):
-    case = Case(muon=MUONS[muon], gamma="float", lengths=(1, 1))
+@pytest.mark.parametrize("inject", [False, True])
+@pytest.mark.parametrize("muon", ["default", "residual", *FAMILY])
+def test_the_family_of_rules_equals_the_reference(muon, inject):
+    rules = {"default": Muon(), **MUONS, **FAMILY}
+    check(Case(muon=rules[muon], inject=inject, lengths=(66,), heads=1))
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.0])
+def test_residual_rule_on_packed_sequences(eta):
+    case = Case(muon=Muon.residual(), inject=True, eta=eta, lengths=(65, 3, 0, 17), packed=True, heads=1, gamma="head")
+    check(case)
+
+
+@pytest.mark.parametrize("inject", [False, True])
+@pytest.mark.parametrize("muon", ["off", "five_steps", "below_delta", "residual", "gated"])
+def test_a_decoding_step_equals_the_reference(muon, inject):
+    case = Case(muon={**MUONS, **FAMILY}[muon], inject=inject, gamma="float", lengths=(1, 1))
     inputs = make_inputs(case, torch.float32)
     y, state = call(case, inputs, "triton")
     wanted, end = call(case, {name: x.double() for name, x in inputs.items()}, "reference")

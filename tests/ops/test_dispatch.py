@@ -8,6 +8,7 @@ import torch
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
 
 from .cases import (
+    FAMILY,
     IMPLS,
     LENGTHS,
     MUONS,
@@ -53,6 +54,36 @@ def test_every_setting_equals_the_reference(impl, operator, muon, gamma):
     assert_close(results(case, make_inputs(case), impl), expected(case, torch.float64), TOLERANCE[torch.float64])
 
 
+@all_combinations(
+    impl=IMPLS,
+    muon=["default", "residual", *FAMILY],
+    inject=[False, True],
+    gamma=["float", "head", "step"],
+    eta=[1.0, 0.0],
+    layout=["rows", "rows_from_zero", "packed"],
+)
+def test_the_family_of_rules_equals_the_reference(impl, muon, inject, gamma, eta, layout):
+    packed = layout == "packed"
+    case = Case(
+        muon={"default": Muon(), **MUONS, **FAMILY}[muon],
+        inject=inject,
+        gamma=gamma,
+        eta=eta,
+        lengths=(70, 3, 0, 17, 65) if packed else (70, 70),
+        packed=packed,
+        initial_state=layout != "rows_from_zero",
+    )
+    assert_close(results(case, make_inputs(case), impl), expected(case, torch.float64), TOLERANCE[torch.float64])
+
+
+@all_combinations(impl=IMPLS, muon=["residual", "gated"], inject=[False, True], length=LENGTHS, dtype=DTYPES)
+def test_the_family_in_every_dtype_and_length(impl, muon, inject, length, dtype):
+    case = Case(muon={**MUONS, **FAMILY}[muon], inject=inject, lengths=(length, length))
+    found = results(case, make_inputs(case, dtype), impl)
+    assert found["y"].dtype == dtype
+    assert_close(found, expected(case, dtype), TOLERANCE[dtype])
+
+
 @all_combinations(impl=IMPLS, operator=OPERATORS)
 def test_float16_equals_the_reference(impl, operator):
     case = Case(operator=operator, gamma="float")
@@ -61,11 +92,11 @@ def test_float16_equals_the_reference(impl, operator):
     assert_close(found, expected(case, torch.float16), TOLERANCE[torch.float16])
 
 
-@pytest.mark.parametrize("muon", MUONS)
+@pytest.mark.parametrize("muon", [*MUONS, *FAMILY])
 def test_reference_is_equations_3_and_4_with_the_dense_operator(muon):
     """Spell out the recurrence with d x m matrices and Definition 1; it shares no code with the closed form."""
-    muon = MUONS[muon]
-    case = Case(muon=muon, gamma="float", lengths=(9, 9))
+    muon = {**MUONS, **FAMILY}[muon]
+    case = Case(muon=muon, gamma="float", lengths=(9, 9), inject=True)
     i = make_inputs(case)
     y, state = muon_memory(
         i["q"],
@@ -74,6 +105,7 @@ def test_reference_is_equations_3_and_4_with_the_dense_operator(muon):
         i["log_alpha"],
         i["beta"],
         muon=muon,
+        inject=i["inject"],
         state=MemoryState(i["S"], i["M"]),
         impl="reference",
     )
@@ -81,9 +113,15 @@ def test_reference_is_equations_3_and_4_with_the_dense_operator(muon):
     identity = torch.eye(case.m, dtype=torch.float64)
     for t in range(9):
         k, beta, alpha = i["k"][:, t], i["beta"][:, t, :, None, None], i["log_alpha"][:, t, :, None, None].exp()
-        X = beta * i["v"][:, t, :, :, None] * k[..., None, :]
-        M = muon.gamma * M + dense_write(X, muon)
-        S = S @ (alpha * (identity - beta * k[..., :, None] * k[..., None, :])) + M
+        X = i["v"][:, t, :, :, None] * k[..., None, :]
+        X = beta * dense_write(X, muon) if muon.beta_position == "outside" else dense_write(beta * X, muon)
+        erase = beta * k[..., :, None] * k[..., None, :]
+        if muon.correction == "momentum":
+            M = muon.gamma * M + X - alpha * S @ erase
+            S = alpha * S + i["inject"][:, t, :, None, None] * M
+        else:
+            M = muon.gamma * M + X
+            S = S @ (alpha * (identity - erase)) + i["inject"][:, t, :, None, None] * M
         torch.testing.assert_close(y[:, t], (S @ i["q"][:, t, :, :, None])[..., 0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(state, MemoryState(S, M), rtol=1e-12, atol=1e-12)
 

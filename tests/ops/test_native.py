@@ -63,18 +63,30 @@ def test_every_argument_struct_of_a_kernel_is_checked():
     assert cpu_library.Write in cpu_library.STRUCTS
 
 
-@all_combinations(operator=OPERATORS, packed=[False, True])
-def test_gradients_do_not_depend_on_the_number_of_threads_or_the_run(operator, packed):
-    case = Case(operator=operator, lengths=(70, 70, 70, 70), packed=packed, d=150, heads=3)
-    inputs = make_inputs(case, torch.float32)
-    before = torch.get_num_threads()
-    found = []
-    for threads in (1, 2, 3, 2):
-        torch.set_num_threads(threads)
+def assert_same_bits(case, inputs, threads):
+    """Results and gradients must be the same in every run, with these numbers of threads."""
+    before, found = torch.get_num_threads(), []
+    for count in threads:
+        torch.set_num_threads(count)
         found.append(results(case, inputs, "native"))
     torch.set_num_threads(before)
     for other in found[1:]:
         assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+@all_combinations(operator=OPERATORS, packed=[False, True])
+def test_gradients_do_not_depend_on_the_number_of_threads_or_the_run(operator, packed):
+    case = Case(operator=operator, lengths=(70, 70, 70, 70), packed=packed, d=150, heads=3)
+    inputs = make_inputs(case, torch.float32)
+    assert_same_bits(case, inputs, (1, 2, 3, 2))
+
+
+@all_combinations(operator=OPERATORS, eta=[0.0, 1.0], gamma=["float", "step"])
+def test_threads_that_share_the_rows_of_a_head_give_the_same_bits(operator, eta, gamma):
+    """One head of one sequence: rows or channels are divided, over several windows of segments."""
+    case = Case(operator=operator, lengths=(1100,), d=72, heads=1, eta=eta, gamma=gamma)
+    inputs = make_inputs(case, torch.float32)
+    assert_same_bits(case, inputs, (1, 2, 4, 5))
 
 
 @first_is_quick("operator", OPERATORS)
@@ -148,9 +160,10 @@ def test_operators_pass_opcheck():
     i = {name: x.requires_grad_() for name, x in make_inputs(Case(lengths=(70, 70))).items()}
     offsets, write = torch.tensor([0, 70, 140]), launch.write_numbers(Muon())
     inputs = [i[name] for name in ("q", "k", "v", "log_alpha", "beta", "gamma")]
-    torch.library.opcheck(
-        memory_native, (inputs, i["S"], i["M"], offsets, 1.0, True, write, True, False), test_utils=CHECKS
-    )
+    inject = torch.rand(i["beta"].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for residual, gates in ((False, inputs), (True, [*inputs, inject.requires_grad_()])):
+        arguments = (gates, i["S"], i["M"], offsets, 1.0, residual, True, write, True, False)
+        torch.library.opcheck(memory_native, arguments, test_utils=CHECKS)
     selective = Case(operator="selective", lengths=(70, 70), d=64)  # a whole group of channels
     s = {name: x.requires_grad_() for name, x in make_inputs(selective).items()}
     inputs = [s[name] for name in ("x", "dt", "B", "C", "gamma")]
@@ -162,11 +175,12 @@ def test_operators_pass_opcheck():
     torch.library.opcheck(selective_chunked, (*steps, *rest, permuted(s["S"]), s["M"]), test_utils=CHECKS)
     generator = torch.Generator().manual_seed(0)
     shapes = (
-        [(2, 3, 4, 5)] * 2 + [(6, 2, 3, 1, 1)] * 3 + [(6, 2, 3, 4, 5)] * 2 + [(6, 2, 3, 8, 4)] + [(6, 2, 3, 8, 5)] * 3
+        [(2, 3, 4, 5)] * 2 + [(6, 2, 3, 1, 1)] * 3 + [(6, 2, 3, 4, 5)] * 2 + [(6, 2, 3, 8, 4)] + [(6, 2, 3, 8, 5)] * 4
     )
     S, M, A, g, Gam, *others = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    arguments = (permuted(S), M, [A, g, Gam], *(permuted(x) for x in others))
-    torch.library.opcheck(chunk_states, arguments, test_utils=CHECKS)
+    *paper, KM = (permuted(x) for x in others)
+    for last in (None, KM):  # the correction in S, or in M too
+        torch.library.opcheck(chunk_states, (permuted(S), M, [A, g, Gam], *paper, last), test_utils=CHECKS)
 
 
 @all_combinations(

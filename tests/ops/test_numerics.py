@@ -54,6 +54,55 @@ def test_extreme_gates_are_exact_with_finite_gradients(impl, name):
     assert_close(found, wanted, TOLERANCE[torch.float64])
 
 
+@all_combinations(
+    impl=IMPLS,
+    name=["q", "k", "v", "log_alpha", "beta", "gamma", "inject"],
+    rule=["paper", "residual"],
+    value=["nan", "inf"],
+)
+def test_a_bad_number_never_reaches_earlier_steps(impl, name, rule, value):
+    """A NaN at step 5 of 70 leaves steps 0 to 4 as they are, and shows from its step on (a query: at its step)."""
+    muon = Muon() if rule == "paper" else Muon.residual()
+    case = Case(lengths=(70, 70), inject=True, muon=muon)
+    clean = make_inputs(case)
+    inputs = {key: x.clone() for key, x in clean.items()}
+    bad = float(value) * (-1 if name == "log_alpha" else 1)
+    index = (0, 5, 0) if inputs[name].ndim == 3 else (0, 5, 0, 0)
+    inputs[name][index] = bad
+
+    def run(tensors):
+        gamma = tensors.pop("gamma")
+        S, M, inject = (tensors.pop(x) for x in ("S", "M", "inject"))
+        state = MemoryState(S, M)
+        rule = case.muon.with_gamma(gamma)  # an operator given a NaN gamma directly refuses it
+        return muon_memory(**tensors, muon=rule, inject=inject, state=state, impl=impl)
+
+    (y, state), (wanted, end) = run(inputs), run(clean)
+    assert difference(y[:, :5], wanted[:, :5]) < TOLERANCE[torch.float64]
+    assert difference(y[1], wanted[1]) < TOLERANCE[torch.float64]
+    assert difference(y[0, :, 1], wanted[0, :, 1]) < TOLERANCE[torch.float64]
+    if name == "log_alpha" and value == "inf":  # a gate of 0 is a valid number
+        assert y.isfinite().all()
+        return
+    assert not y[0, 5, 0].isfinite().all()
+    assert bool(state.S[0, 0].isfinite().all()) == (name == "q")
+    assert difference(state.S[1], end.S[1]) < TOLERANCE[torch.float64]
+
+
+@all_combinations(impl=IMPLS, exponent=[-140, -130, -70, 40], rule=["paper", "residual"])
+def test_keys_far_from_one_keep_their_digits(impl, exponent, rule):
+    """Keys of 2^-140 are denormal in float32. Their writes are not: the normalization makes them large."""
+    case = Case(lengths=(70, 70), gamma="float", muon=Muon() if rule == "paper" else Muon(correction="momentum"))
+    inputs = make_inputs(case, torch.float32)
+    inputs["k"] *= 2.0**exponent
+    if exponent > 0:
+        inputs["beta"] *= 2.0 ** (-2 * exponent)
+    found = results(case, inputs, impl, gradients=False)
+    wanted = results(case, {name: x.double() for name, x in inputs.items()}, "reference", gradients=False)
+    assert all(x.isfinite().all() for x in found.values())
+    assert_close(found, wanted, TOLERANCE[torch.float32])
+
+
 @all_combinations(impl=IMPLS, values=[{"dt": 0.0}, {"dt": 1e4}, {"gamma": 0.0}, {"gamma": 1.0}, {"x": 0.0}, {"B": 0.0}])
 def test_extreme_gates_of_the_selective_scan(impl, values):
     case = Case(operator="selective", lengths=(100, 100))

@@ -24,7 +24,7 @@ def memory_steps(L: int = 6, d: int = 4, m: int = 3) -> tuple[MemorySteps, torch
     write = write_scale(i["k"], i["v"], i["beta"], Muon())
     u = write[..., None] * i["v"]
     mu = torch.ones(1, 1, 1, dtype=torch.float64)
-    return MemorySteps(i["q"], i["k"], u, i["log_alpha"], i["beta"], i["gamma"], mu), i["S"], i["M"]
+    return MemorySteps(i["q"], i["k"], u, i["log_alpha"], i["beta"], None, i["gamma"], mu), i["S"], i["M"]
 
 
 def test_proposition_block_affine_recurrence():

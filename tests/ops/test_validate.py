@@ -11,6 +11,7 @@ import torch
 
 import muonssm.ops
 from muonssm.ops import IMPLEMENTATIONS, MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
+from muonssm.ops.causal_conv import causal_convolution
 from muonssm.ops.dispatch import Problem, auto_order, choose
 from muonssm.ops.triton import support
 
@@ -67,6 +68,10 @@ MEMORY_ERRORS = {
     "no tensor": ({"beta": [1.0]}, TypeError, "beta"),
     "device": ({"v": torch.randn(B, L, H, d, device="meta")}, ValueError, "v"),
     "no columns": ({"q": torch.randn(B, L, H, 0), "k": torch.randn(B, L, H, 0)}, ValueError, "q"),
+    "sparse": ({"v": torch.randn(B, L, H, d).to_sparse()}, TypeError, "v"),
+    "mkldnn": ({"q": torch.randn(B, L, H, m).to_mkldnn()}, TypeError, "q"),
+    "nested": ({"k": torch.nested.nested_tensor([torch.randn(L, H, m)] * B)}, TypeError, "k"),
+    "sparse state": ({"state": (STATE.S.to_sparse(), STATE.M)}, TypeError, "state.S"),
     "positive log": ({"log_alpha": torch.full((B, L, H), 0.5)}, ValueError, "log_alpha"),
     "state shape": ({"state": MemoryState(STATE.S[:1], STATE.M)}, ValueError, "state.S"),
     "state momentum": ({"state": (STATE.S, STATE.M.mT)}, ValueError, "state.M"),
@@ -133,7 +138,42 @@ MUON_ERRORS = {
     "ns_steps": ({"ns_steps": 0}, ValueError, "ns_steps"),
     "ns_steps float": ({"ns_steps": 1.0}, TypeError, "ns_steps"),
     "tau_position": ({"tau_position": "left"}, ValueError, "tau_position"),
+    "correction": ({"correction": "left"}, ValueError, "correction"),
+    "beta_position": ({"beta_position": None}, ValueError, "beta_position"),
+    "orthogonalize": ({"orthogonalize": "all"}, ValueError, "orthogonalize"),
 }
+
+
+@pytest.mark.parametrize("kind", ["sparse", "mkldnn"])
+def test_a_decoding_step_refuses_other_layouts(kind):
+    one = {name: torch.rand(B, 1, H, size) for name, size in (("q", m), ("k", m), ("v", d))}
+    gates = {name: -torch.rand(B, 1, H) for name in ("log_alpha", "beta")}
+    one["k"] = one["k"].to_sparse() if kind == "sparse" else one["k"].to_mkldnn()
+    with torch.no_grad():
+        check_error(lambda: muon_memory(**one, **gates, state=STATE), TypeError, "k")
+
+
+@pytest.mark.parametrize(
+    "change", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn, lambda x: torch.nested.nested_tensor(list(x))]
+)
+def test_other_layouts_are_refused_by_name(change):
+    """By the functions beside the operators too."""
+    check_error(lambda: newton_schulz(change(torch.randn(B, m, m))), TypeError, "X")
+    check_error(lambda: causal_convolution(change(torch.randn(B, L, m)), torch.randn(m, 1, 4)), TypeError, "x")
+
+
+@pytest.mark.parametrize("value", [torch.nan, -0.5, 1.5])
+def test_a_gamma_that_changed_after_muon_was_made_is_checked_again(value):
+    gamma = torch.full((H,), 0.5)
+    muon = Muon(gamma=gamma)
+    memory(muon=muon)
+    gamma[0] = value
+    check_error(lambda: memory(muon=muon), ValueError, "muon.gamma")
+
+
+def test_a_gamma_of_a_layer_is_not_checked_so_that_nan_shows_in_the_output():
+    y, _ = memory(muon=Muon().with_gamma(torch.full((B, L, H), torch.nan)))
+    assert y.isnan().all()
 
 
 @pytest.mark.parametrize("name", MUON_ERRORS)

@@ -83,7 +83,7 @@ DAMAGED = {
     "text in a cell": ("time,ax\n0,1\n1,abc\n", "'ax', got 'abc' in row 2"),
     "ragged": ("time,ax\n0,1\n1,2,3\n", "columns changed from 2 to 3 at row 3"),
     "nan time": ("time,ax\n0,1\nnan,2\n1,3\n", "'time', got nan in row 2"),
-    "text time": ("time,ax\nsoon,1\nlater,2\n", "time stamps: .*soon"),
+    "text time": ("time,ax\nsoon,1\nlater,2\n", "time stamps, got 'soon'"),
     "missing date": ("time,ax\n20180423_15:00:00,1\n,2\n", "no time stamp in row 2"),
     "no channels": ("time\n0.5\n1\n", "channels, got time"),
     "no name": (",time,ax\n0,0,1\n1,1,1\n", "unique name .* got ''"),
@@ -136,3 +136,48 @@ def test_read_recording_checks_its_arguments(tmp_path):
         read_recording(tmp_path / "a.csv", source="walks")
     with pytest.raises(FileNotFoundError):
         read_recording(tmp_path / "a.csv")
+
+
+HOSTILE = {
+    "beyond float32": ("time,ax\n0,1\n1,1e39\n2,3\n", r"'ax', got 1e\+39 \(float32 ends at 3.4e38\) in row 2"),
+    "times of 1e300": ("time,ax\n0,1\n1e300,2\n2e300,3\n", r"'time', got 1e\+300 .* in row 2"),
+    "times of 1e30": ("time,ax\n0,1\n1,5\n2,5\n1e30,2\n", r"got 4 of them over 1e\+30 s.* \(.*MAX_GROWTH is 100\)"),
+    "tiny steps": ("time,ax\n0,1\n1e-320,2\n2e-320,3\n", r"time step of 1e-09 s or more \(.*MAX_RATE\), got"),
+    "a long line": (
+        "time,ax\n0,1\n1," + "0" * 6_000_000 + "1\n",
+        r"1000000 characters .*MAX_LINE\), got 6000",
+    ),
+    "a break in quotes": ('time,ax\n0,1\n1,"2\n3"\n2,3\n', "no line break in a quoted cell, got one in row 3"),
+    "an open quote": ('time,ax\n0,1\n1,"2', "no line break in a quoted cell, got one in row 3"),
+    "the present": ("time,ax\nnow,1\ntoday,2\n", "numbers or dates as time stamps, got 'now'"),
+    "a late year": ("time,ax\n2018-04-23T15:00:00,1\n9999999999-01-01T00:00:00,2\n", "time stamps"),
+    "a zero": ("time,ax\n0,1\n1,2\0\n", "UTF-8 text, got a zero at character 15"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=str)
+@pytest.mark.parametrize("rate", [50.0, None])
+def test_hostile_files_say_why(tmp_path, case, rate):
+    text, reason = HOSTILE[case]
+    path = write(tmp_path / "a.csv", text)
+    with pytest.raises(DamagedFileError, match=rf"a\.csv .*{reason}"):
+        read_recording(path, rate=rate)
+
+
+def test_the_number_of_samples_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("muonssm.lab.activity.recordings.MAX_SAMPLES", 90)
+    path = write(tmp_path / "a.csv", table(timed(waves(90, 1)), "time,ax"))
+    assert len(read_recording(path, rate=50.0)) == 90
+    with pytest.raises(DamagedFileError, match=r"90 samples or less at 100 Hz \(.*MAX_SAMPLES\), got 179"):
+        read_recording(path, rate=100.0)
+
+
+def test_one_long_cell_does_not_make_all_cells_long(tmp_path):
+    cells = read_cells(write(tmp_path / "a.csv", "a,b\n" + "1,2\n" * 9 + "3," + "4" * 900_000 + "\n"))[1]
+    assert cells.dtype == object
+    assert len(cells[9, 1]) == 900_000
+
+
+def test_the_largest_float32_is_accepted(tmp_path):
+    path = write(tmp_path / "a.csv", "ax\n3.4028234663852886e38\n-3.4028234663852886e38\n")
+    assert np.isfinite(read_recording(path)).all()

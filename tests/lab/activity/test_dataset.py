@@ -285,6 +285,47 @@ def test_a_split_without_usable_files(tmp_path):
         made(tmp_path, max_lost=1)
 
 
+def test_one_class_is_refused(tmp_path):
+    """A model of one class would be right in 100% of all cases."""
+    rows = trees.folder(tmp_path)
+    trees.index(tmp_path, [row.replace(",walk,", ",run,") for row in rows])
+    with pytest.raises(ValueError, match="training data must have 2 or more classes, got 1: run"):
+        made(tmp_path)
+    splits = ["train", "train", "test", "validation"]  # a subject's rows: run, run, walk, walk
+    given = [f"{row},{splits[i % 4]}" for i, row in enumerate(rows)]
+    trees.index(tmp_path, given, "path,label,subject,split")
+    with pytest.raises(ValueError, match="training data must have 2 or more classes, got 1: run"):
+        made(tmp_path, split="given")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_values_that_overflow_when_standardized_are_listed(tmp_path, split):
+    trees.folder(tmp_path)
+    bad = next(r.name for r in made(tmp_path).recordings if r.split == split)
+    for i in range(5):  # tiny values: their deviation is tiny, too
+        for path in tmp_path.glob(f"s{i}-*.csv"):
+            trees.write(path, trees.table(trees.timed(1e-30 * trees.waves(80, 2, seed=i)), "time,ax,ay"))
+    rows = trees.timed(trees.waves(80, 2))
+    rows[:, 1] = 3.4e38 if split == "test" else np.where(np.arange(80) == 70, -3.4e38, 3.4e38)
+    trees.write(tmp_path / bad, trees.table(rows, "time,ax,ay"))
+    data = made(tmp_path, max_lost=0.1)
+    assert all(getattr(data, name).x.isfinite().all() for name in SPLITS)
+    assert data.mean.isfinite().all()
+    if split == "test":
+        assert data.lost == [(bad, "must be finite after standardization, got values up to 3.4e+38")]
+
+
+def test_a_deviation_too_small_for_float32_is_one(tmp_path):
+    trees.folder(tmp_path)
+    for path in tmp_path.glob("s*.csv"):
+        rows = trees.timed(trees.waves(80, 2))
+        rows[:, 1] = 1e-45 * (np.arange(80) == 70)
+        trees.write(path, trees.table(rows, "time,ax,ay"))
+    data = made(tmp_path)
+    assert data.std[0] == 1
+    assert data.train.x.isfinite().all()
+
+
 # configuration
 
 ERRORS = {

@@ -6,8 +6,10 @@ import argparse
 import io
 
 import pytest
+import torch
 
 from muonssm.lab.activity.commands import add_commands
+from muonssm.lab.activity.predict import file_samples, predict, stream
 from muonssm.lab.core.commands import CommandTable, select
 from muonssm.lab.core.evaluate import evaluate
 from muonssm.lab.core.recipe import Recipe
@@ -69,7 +71,7 @@ def test_bad_files_and_folders_are_named(run, tmp_path):
         call("predict", run, empty)
     with pytest.raises(ValueError, match=r"RUN .*recipe\.json"):
         call("predict", tmp_path, empty)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ValueError, match="must be a regular file, got a folder"):
         call("predict", run, tmp_path)
     with pytest.raises(FileNotFoundError, match=r"root .*index\.csv"):
         train(Recipe.load("folder", [f"data.root={tmp_path}"]), tmp_path / "run")
@@ -89,3 +91,46 @@ def test_bad_pipes_are_refused(run, monkeypatch, text, message):
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     with pytest.raises(ValueError, match=message):
         call("stream", run, "-")
+
+
+@pytest.mark.parametrize("value", ["1e39", "3e38"])
+def test_no_probability_is_nan(run, recordings, tmp_path, monkeypatch, capsys, value):
+    """A value that float32 cannot hold, or that overflows in the model, is an error that says where it is."""
+    lines = (recordings / "0-fast-0.csv").read_text().splitlines()
+    lines[20] = ",".join([value, *lines[20].split(",")[1:]])
+    path = tmp_path / "large.csv"
+    path.write_text("\n".join(lines))
+    for command in ("predict", "stream"):
+        with pytest.raises(ValueError, match=r"large\.csv .*'acc_x', got 1e\+39|values near those of the training"):
+            call(command, run, path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(path.read_text()))
+    with pytest.raises(ValueError, match=r"finite numbers .*1e39|values near those of the training data"):
+        call("stream", run, "-")
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_a_model_without_a_finite_answer_is_an_error(run, recordings):
+    recipe, metadata, model = RunFolder(run).load_model("activity")
+    path, config = str(recordings / "0-fast-0.csv"), recipe.task.data
+    with torch.no_grad():
+        next(model.head.parameters()).fill_(float("inf"))
+    with pytest.raises(ValueError, match=r"0-fast-0.csv, samples 0 to 47, must have values near"):
+        predict(model, config, metadata, path)
+    with pytest.raises(ValueError, match=r"stream up to sample 48 must have values near"):
+        next(stream(model, config, metadata, file_samples(path, config, metadata)))
+
+
+def test_a_line_that_does_not_end_is_refused(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("1" * 3_000_000))
+    with pytest.raises(ValueError, match="a line must have 1000000 characters or less"):
+        call("stream", run, "-")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1,2,3\n\xff\n"), encoding="utf-8"))
+    with pytest.raises(ValueError, match="a line must be text"):
+        call("stream", run, "-")
+
+
+def test_a_sample_that_is_not_finite_is_refused(run):
+    recipe, metadata, model = RunFolder(run).load_model("activity")
+    for value in (float("nan"), 1e39, 10**400):
+        with pytest.raises(ValueError, match=r"finite numbers \(float32\), got .* in sample 1"):
+            next(stream(model, recipe.task.data, metadata, [[0.0, value, 0.0]]))

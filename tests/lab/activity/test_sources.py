@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 
@@ -331,3 +332,79 @@ def test_mmact_without_its_folders(tmp_path):
         mmact.find_recordings(tmp_path, None)
     with pytest.raises(DamagedFileError, match=r"walking\.csv has no file in acc_phone_clip"):
         read_recording(tmp_path / "gyro_clip/subject1/scene1/session1/walking.csv", source="MMAct")
+
+
+# files that do harm
+
+
+def test_one_bad_file_is_listed_whatever_it_is(tmp_path):
+    """A pipe would wait forever, a device never ends: neither is opened."""
+    rows = trees.folder(tmp_path)
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
+    (tmp_path / "device.csv").symlink_to("/dev/zero")
+    (tmp_path / "folder.csv").mkdir()
+    trees.write(tmp_path / "times.csv", "time,ax,ay\n0,1,1\n1e300,1,1\n2e300,1,1\n")
+    trees.write(tmp_path / "line.csv", "time,ax,ay\n0,1," + "1" * 6_000_000 + "\n")
+    long = "n" * 300
+    bad = ["pipe", "loop", "device", "folder", "times", "line", long]
+    trees.index(tmp_path, [*rows, *(f"{name}.csv,run,p{i % 5}" for i, name in enumerate(bad))])
+    data = load("folder", tmp_path, split="kfold")
+    assert len(data.recordings) == 20
+    assert reason(data, "pipe.csv") == "must be a regular file, got a pipe"
+    assert "Too many levels of symbolic links" in reason(data, "loop.csv")
+    assert reason(data, "device.csv") == "must be a regular file, got a device"
+    assert reason(data, "folder.csv") == "must be a regular file, got a folder"
+    assert "'time', got 1e+300" in reason(data, "times.csv")
+    assert "MAX_LINE" in reason(data, "line.csv")
+    assert "File name too long" in reason(data, f"{long}.csv")
+    assert len(data.lost) == 7
+
+
+@pytest.mark.parametrize("source", ["MuWiGes", "MMAct", "UESTC-MMEA-CL"])
+def test_other_layouts_never_open_a_pipe(tmp_path, source):
+    {"MuWiGes": trees.muwiges, "MMAct": trees.mmact, "UESTC-MMEA-CL": trees.uestc}[source](tmp_path)
+    path = sorted(path for path in tmp_path.rglob("*.csv"))[0]
+    path.unlink()
+    os.mkfifo(path)
+    settings = {"split": "cross-subject"} if source == "MMAct" else {}
+    lost = load(source, tmp_path, **settings).lost
+    assert len(lost) == 1
+    assert "must be a regular file, got a pipe" in lost[0][1]
+
+
+def test_sensors_whose_clocks_are_centuries_long_are_listed(tmp_path):
+    trees.mmact(tmp_path)
+    for sensor in trees.SENSORS:
+        path = tmp_path / sensor / "subject1" / "scene1" / "session1" / "walking.csv"
+        path.write_text("0001-01-01T00:00:00,1,1,1\n0001-01-01T00:00:01,1,1,1\n9000-01-01T00:00:00,1,1,1\n")
+    data = load("MMAct", tmp_path)
+    assert "MAX_GROWTH" in reason(data, "subject1/scene1/session1/walking")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('path,label\na.csv,"walk\ning"\n', "index.csv must have no line break in a quoted cell, got one in row 2"),
+        ("path,label,label\na.csv,walk,run\n", "index.csv must have every column once, got 'label' 2 times"),
+        ("path,label\na.csv,walk\0\n", "index.csv must be UTF-8 text, got a zero"),
+        ("path,label\na.csv,w\n" + "x" * 2_000_000 + ",w\n", "index.csv must have lines of .*MAX_LINE"),
+    ],
+)
+def test_damaged_indices_are_refused(tmp_path, text, message):
+    trees.write(tmp_path / "index.csv", text)
+    with pytest.raises(ValueError, match=message):
+        folder.find_recordings(tmp_path, None)
+
+
+def test_damaged_lists_are_refused_or_listed(tmp_path):
+    trees.uestc(tmp_path)
+    with open(tmp_path / "val.txt", "a") as file:
+        file.write(f"a/1_up/x 1 1 {'9' * 5000}\na/{'1' * 5000}_up/x 1 1 0\n")
+    lost = dict(uestc.find_recordings(tmp_path, None).lost)
+    assert len(lost) == 2
+    assert "path, frames, samples and a label" in lost["val.txt, line 3"]
+    assert "an activity's number" in lost["val.txt, line 4"]
+    (tmp_path / "val.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"val.txt must be UTF-8 text, got byte 0"):
+        uestc.find_recordings(tmp_path, None)

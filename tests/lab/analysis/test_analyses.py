@@ -13,7 +13,7 @@ import torch
 from muonssm.lab.analysis import analyze, studies
 from muonssm.lab.analysis.analyses import ANALYSES, study_recipe
 from muonssm.lab.analysis.commands import add_commands
-from muonssm.lab.analysis.convergence import steps_to_loss, steps_to_target
+from muonssm.lab.analysis.convergence import analyze_convergence, steps_to_loss, steps_to_target
 from muonssm.lab.analysis.gradient_analysis import scores_every_step
 from muonssm.lab.analysis.intervals import format_interval, format_spread, is_clear, paired_difference, paired_ratio
 from muonssm.lab.analysis.per_run import PerRun
@@ -22,7 +22,6 @@ from muonssm.lab.analysis.scaling import random_batch
 from muonssm.lab.analysis.variants import (
     GAMMAS,
     RECOMMENDED,
-    STUDY_VARIANTS,
     TAUS,
     grid_name,
     run_folders,
@@ -38,7 +37,10 @@ from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.core.scorer import IGNORED
 from muonssm.lab.core.task import Task
 from muonssm.lab.core.trainer import train
+from muonssm.lab.core.variants import VARIANTS
 from muonssm.ops import Muon
+
+from ..report import runs
 
 TINY = ["training.epochs=1", "data.length=24", "model.d_model=8", "model.d_state=4", "training.snapshots=true"]
 
@@ -96,19 +98,19 @@ def test_values_per_run_are_paired_by_seed_and_fold():
 
 def test_variants_differ_in_the_memory_rule_alone():
     recipe = Recipe.load("watch-small")
-    rules = {name: variant_recipe(recipe, name, 2).task.muon for name in STUDY_VARIANTS}
-    assert rules["plain"] == rules["double"] == Muon.off()
+    rules = {name: variant_recipe(recipe, name, 2).task.muon for name in VARIANTS}
+    assert rules["plain"] == rules["doubled"] == Muon.off()
     assert rules["muon"] == Muon()
-    assert (rules["momentum"].normalization, rules["momentum"].gamma) == (None, 0.9)
+    assert (rules["unnormalized"].normalization, rules["unnormalized"].gamma) == (None, 0.9)
     assert (rules["frobenius"].normalization, rules["five"].ns_steps) == ("frobenius", 5)
-    assert variant_recipe(recipe, "double", 0).task.model.d_state == 2 * recipe.task.model.d_state
+    assert variant_recipe(recipe, "doubled", 0).task.model.d_state == 2 * recipe.task.model.d_state
     point = variant_recipe(recipe, grid_name(0.95, 1.2), 3)
     assert (point.task.muon.gamma, point.task.muon.tau, point.task.muon.tau_position) == (0.95, 1.2, "outside")
     assert point.training.seed == 3
     assert len(GAMMAS) * len(TAUS) == 36
     assert len(RECOMMENDED) == 12
-    with pytest.raises(ValueError, match=r"model.d_state, which this task does not have"):
-        variant_recipe(Recipe.load("vision-demo"), "double", 0)
+    with pytest.raises(ValueError, match="doubled state"):
+        variant_recipe(Recipe.load("vision-demo"), "doubled", 0)
 
 
 def test_studies_train_a_recipe_of_the_size_that_its_task_chooses(changes):
@@ -202,11 +204,51 @@ def test_all_analyses_of_a_comparison(compared, monkeypatch, capsys):
     assert sensitivity["data"]["chance"] == pytest.approx({"one run": deviation, "mean": deviation / 2**0.5})
     assert (compared / "report.html").is_file()
     trained = {path.name for path in (folder / "runs").iterdir()}
-    assert trained == {f"{n}-seed{s}" for n in ("momentum", "frobenius", "five", "double", "g0-t0.6", "g0-t1.2",
+    assert trained == {f"{n}-seed{s}" for n in ("unnormalized", "frobenius", "five", "doubled", "g0-t0.6", "g0-t1.2",
                                                  "g0.9-t0.6", "g0.9-t1.2") for s in (0, 1)}  # fmt: skip
     kept = dict(analyze(compared, names=("ablation", "rank"), seeds=2, resume=True))
     assert list(kept) == ["rank", "ablation"]  # in the order of the table
     assert all("kept" in sentence for sentences in kept.values() for sentence in sentences)
+
+
+@pytest.mark.slow
+def test_analyses_compare_every_variant_with_plain(tmp_path, changes, monkeypatch):
+    monkeypatch.setattr("muonssm.lab.analysis.scaling.LENGTHS", (8, 16))
+    names = ("plain", "residual-per-head", "doubled")
+    compare(Recipe.load("folder", [*changes, *TINY]), tmp_path / "run", variants=names, seeds=2)
+    wanted = ("spectrum", "rank", "gradients", "truncation", "memory", "convergence", "scaling")
+    sentences = dict(analyze(tmp_path / "run", names=wanted))
+    for analysis in wanted:
+        for name in names[1:]:
+            if analysis != "memory":
+                assert any(name in sentence for sentence in sentences[analysis]), (analysis, name)
+        content = json.loads((tmp_path / "run" / "analysis" / f"{analysis}.json").read_text())
+        assert all(name in json.dumps(content["data"]) for name in names)
+    convergence = json.loads((tmp_path / "run" / "analysis" / "convergence.json").read_text())
+    assert convergence["data"]["doubled"]["ratio"]["pairs"] == 2
+    assert [row[0] for row in convergence["tables"][0]["rows"]] == [
+        "plain, paired with residual-per-head", "residual-per-head", "plain over residual-per-head",
+        "plain, paired with doubled", "doubled", "plain over doubled",
+    ]  # fmt: skip
+
+
+def test_runs_without_a_validation_loss_converge_by_their_score(tmp_path):
+    """Plain reaches 90% at step 30, the other variant at step 15, between two validations; a third never."""
+    curves = {"plain": (20, 50, 90), "paper": (80, 100, 100), "gated": (10, 10, 10)}
+    runs.make_comparison(tmp_path / "run", Recipe.load("recall"), variants=tuple(curves))
+    for variant, scores in curves.items():
+        for folder in (tmp_path / "run").glob(f"{variant}-seed*"):
+            rows = [{"step": 10 * (i + 1), "epoch": i, "validation_accuracy": score} for i, score in enumerate(scores)]
+            (folder / "history.json").write_text(json.dumps(rows))
+    result = analyze_convergence(Experiment.read(tmp_path / "run"))
+    assert result.title == "Steps to the same validation accuracy"
+    pairs = result.data["paper"]["pairs"].values()
+    assert all(pair == {"target": 10, "plain": 30, "other": 15} for pair in pairs)
+    assert result.data["paper"]["ratio"]["mean"] == pytest.approx(2.0)
+    counts = len(pairs)
+    assert [row[1] for row in result.tables[1]["rows"]] == [f"{n} of {counts}" for n in (counts, counts, 0)]
+    assert result.data["steps to 90%, paper"] == [15.0] * counts
+    assert result.tables[1]["rows"][2][2] == "-"
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from muonssm.lab.bench import language
-from muonssm.lab.bench.language import Bound, Sizes
+from muonssm.lab.bench import language, limits
+from muonssm.lab.bench.language import Bound, Sizes, TrainedModel
 from muonssm.layers import BACKBONES
 
 TINY = Sizes(hidden=32, layers=2, vocabulary=50, batch=2, length=12, prompt=8, new=4, early=3, late=9)
+TRAINED = TrainedModel("small", hidden=32, intermediate=48, layers=2, vocabulary=50, batch=2, length=12)
 OURS, ALL_MODELS = ["plain", "muon"], ["plain", "muon", "transformers"]
 
 
@@ -24,7 +25,8 @@ def record(tmp_path_factory):
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(language, "TOKENS_PER_RUN", 2)
-        assert language.run(output, 1, 1, TINY) == 0
+        patch.setattr(language, "COMPILED_PEER", False)
+        assert language.run(output, 1, 1, TINY, (TRAINED,)) == 0
     assert torch.get_num_threads() == before
     return json.loads((output / "language.json").read_text())
 
@@ -43,7 +45,22 @@ def test_every_time_is_there_and_finite(record):
         expected[f"{backbone}, training step, 2 x 12 tokens"] = names
         for name in OURS:
             expected[f"{backbone}, {name}, one token"] = ["at position 3", "at position 9"]
+    precisions = limits.fast_precisions()
+    expected["small, training step, 2 x 12 tokens"] = [f"small, {v}, {p}" for p in precisions for v in OURS]
     assert sections == expected
+
+
+def test_shares_of_the_matmul_limit(record):
+    """6 N flops per token over the rate of a large product, in the same run."""
+    summary, model = record["summary"], TRAINED.build(False)
+    parameters = sum(p.numel() for p in model.parameters())
+    rows = [row for row in record["rows"] if row["section"].startswith("small")]
+    assert rows
+    for row in rows:
+        rate = 1e9 * summary[f"matmul limit, small, {row['name'].split(', ')[-1]}, GFLOP/s"]
+        share = 6 * parameters * row["tokens_per_second"] / rate
+        assert summary[f"share of the matmul limit, {row['name']}"] == pytest.approx(share)
+    assert 1e9 * summary["peak memory, small, float32, GB"] > 4 * 4 * parameters
 
 
 def test_ratios_agree_with_the_times(record):

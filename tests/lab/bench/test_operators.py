@@ -52,6 +52,8 @@ def test_measurements():
 @pytest.mark.slow
 def test_the_command_prints_ratios_and_writes_a_record_and_a_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(operators, "LENGTHS", (64, 128, 256))
+    monkeypatch.setattr(operators, "ONE_HEAD_LENGTH", 256)
+    monkeypatch.setattr(operators, "COMPILED_PEER", False)
     assert run_command("--rounds", "1", "--output", str(tmp_path), "--longest", "256") == 0
     text = capsys.readouterr().out
     assert "transformers chunk" in text
@@ -85,8 +87,12 @@ def test_mixers_are_compared_with_the_modules_of_transformers(tmp_path, monkeypa
 @pytest.mark.slow
 def test_training_is_timed_on_three_networks_with_equal_weights(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "LENGTH", 64)
+    monkeypatch.setattr(training, "COMPILED_PEER", False)
     assert run_command("--training", "--rounds", "1", "--output", str(tmp_path)) == 0
     assert "transformers over plain" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "training.json").read_text())["summary"]
+    assert 0 < summary["share of the matmul limit, muon, float32"] < 1.5
+    assert summary["step beside a busy core over a quiet step"] > 0
     models = training.networks()
     sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
     assert len(set(sizes.values())) == 1

@@ -6,11 +6,15 @@ import json
 import re
 
 import pytest
+import torch
 
+from muonssm import Muon
 from muonssm.cli import main
 from muonssm.lab.core.compare import ComparedRun, Comparison, Interval, Spread, compare, table
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
+from muonssm.lab.core.variants import VARIANTS, check_variants
+from muonssm.models.language import MuonSSMForCausalLM
 
 
 def test_the_interval_is_students():
@@ -31,7 +35,10 @@ def make_comparison(scores):
     """A comparison of `watch` from scores by variant and fold."""
     recipe = Recipe.load("watch")
     names = [metric.name for metric in recipe.task.metrics]
-    runs = [ComparedRun(v, 0, f, "", dict.fromkeys(names, score) | {"loss": score}) for (v, f), score in scores.items()]
+    runs = [
+        ComparedRun(v, 0, fold, f"{v}-fold{fold}", dict.fromkeys(names, score) | {"loss": score})
+        for (v, fold), score in scores.items()
+    ]
     return Comparison(recipe.task.title, recipe.task.metrics, recipe.to_dict(), 1, 2, None, tuple(runs))
 
 
@@ -130,3 +137,66 @@ def test_minirocket_sees_exactly_the_same_windows(tmp_path, changes, monkeypatch
     seen.clear()
     assert compare(recipe, tmp_path / "run", against="minirocket", resume=True) == result
     assert not seen
+
+
+def test_several_variants_are_each_compared_with_plain():
+    scores = {("plain", 0): 50.0, ("plain", 1): 60.0}
+    scores |= {("residual", 0): 53.0, ("residual", 1): 62.0, ("doubled", 0): 50.0, ("doubled", 1): 61.0}
+    result = make_comparison(scores)
+    assert result.compared == ["residual", "doubled"]
+    assert result.difference("residual", "accuracy").mean == pytest.approx(2.5)
+    assert result.difference("doubled", "accuracy").mean == pytest.approx(0.5)
+    text = table(result)
+    assert "residual minus plain" in text
+    assert "doubled minus plain" in text
+
+
+def test_names_of_variants_are_checked_and_plain_comes_first():
+    assert check_variants(["residual", "plain", "doubled"]) == ("plain", "residual", "doubled")
+    with pytest.raises(ValueError, match=r"--variants must be .*got 'muno'"):
+        check_variants(["plain", "muno"])
+    with pytest.raises(ValueError, match=r"--variants must be different.*'plain' 2 times"):
+        check_variants(["plain", "plain"])
+    with pytest.raises(ValueError, match=r"--variants must be .*got none"):
+        check_variants([])
+
+
+def test_variants_differ_in_rule_and_learned_gamma_alone():
+    recipe = Recipe.load("watch-small", ["model.backbone=gated_deltanet"])
+    tasks = {name: recipe.variant(name, seed=3, fold=0).task for name in VARIANTS}
+    assert tasks["plain"].muon == tasks["doubled"].muon == Muon.off()
+    assert tasks["muon"].muon == tasks["paper"].muon == Muon()
+    assert tasks["residual-per-step"].muon == Muon.residual()
+    assert tasks["residual-per-step"].model.momentum == "per_step"
+    assert tasks["gated"].muon == Muon.gated()
+    assert tasks["gated"].model.momentum == "fixed"
+    assert tasks["doubled"].model.d_state == 2 * recipe.task.model.d_state
+    assert all(task.data == recipe.task.data for task in tasks.values())
+
+
+@pytest.mark.parametrize("backbone", ["gated_deltanet", "longhorn", "mamba2", "momentum_deltanet"])
+def test_a_doubled_state_has_twice_as_many_numbers(backbone):
+    recipe = Recipe.load("recall", [f"model.backbone={backbone}", "data.vocabulary=64"])
+    x = torch.randint(0, 64, (1, 8))
+    sizes = []
+    for name in ("plain", "doubled"):
+        task = recipe.variant(name, seed=0, fold=0).task
+        config = task.model.build(64, task.muon)
+        cache = MuonSSMForCausalLM(config).eval()(x, use_cache=True).past_key_values
+        sizes.append(sum(layer.recurrent_states[0].numel() for layer in cache.layers))
+    assert sizes[1] == 2 * sizes[0]
+
+
+@pytest.mark.slow
+def test_compare_trains_several_variants_and_reports_them(tmp_path, changes, capsys):
+    changes = [f"--set={change}" for change in changes]
+    folder = tmp_path / "several"
+    names = "plain,residual-per-head,doubled"
+    assert main(["compare", "folder", *changes, "--variants", names, "--output", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "residual-per-head minus plain" in printed
+    content = json.loads((folder / "comparison.json").read_text())
+    assert sorted(content["differences"]) == ["doubled", "residual-per-head"]
+    page = (folder / "report.html").read_text()
+    assert "plain against residual-per-head and doubled" in page
+    assert "doubled minus plain" in page

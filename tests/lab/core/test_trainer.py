@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from muonssm.lab.core.checkpoints import seal
 from muonssm.lab.core.evaluate import evaluate
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.registry import recipe_files
@@ -157,12 +158,15 @@ def json_steps(folder):
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.last_checkpoint() is None
-    for step, text in ((9, '{"global_step": 9}'), (18, '{"global_step": 18}'), (100, '{"glob')):
+    state = {"global_step": 18, "epoch": 2.0, "log_history": [], "stateful_callbacks": {}}
+    for step, text in ((9, json.dumps({**state, "global_step": 9})), (18, json.dumps(state)), (100, '{"glob')):
         (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
         (folder.checkpoints / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+        if step < 100:
+            seal(folder.checkpoints / f"checkpoint-{step}")
     (folder.checkpoints / "checkpoint-200").mkdir()
-    path, state = folder.last_checkpoint()
-    assert (path.name, state) == ("checkpoint-18", {"global_step": 18})
+    path, read = folder.last_checkpoint()
+    assert (path.name, read) == ("checkpoint-18", state)
 
 
 def test_every_recipe_of_the_library_is_valid(tmp_path):

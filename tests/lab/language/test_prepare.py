@@ -110,7 +110,7 @@ def test_left_out_files_are_counted_and_named(tmp_path, job):
     assert by_name["1/latin.txt"][0].startswith("wrong encoding")
     assert by_name["2/picture.png"] == ("not a .txt, .md, .py, .jsonl, .parquet file", 1)
     assert by_name[".git/log.txt"] == ("hidden", 1)
-    assert by_name["2/link.txt"] == ("not a file, or a broken link", 1)
+    assert by_name["2/link.txt"] == ("a broken link", 1)
     assert len(by_name) == 5
 
 
@@ -475,7 +475,7 @@ def test_long_instructions_are_cut_and_counted(tmp_path, job, tokenizer):
     assert {reason: record["names"] for reason, record in manifest["left_out"].items()} == {
         "prompt of 200 tokens or more": ["a.jsonl:3"],
         "empty": ["a.jsonl:5"],
-        "no text in fields instruction, input, output": ["a.jsonl:6"],
+        "no text in field 'output'": ["a.jsonl:6"],
     }
     size = len(encode(load_tokenizer(tokenizer), [prompt("Go.")])[0])
     assert [train.document(i)[1] for i in range(3)] == [size] * 3

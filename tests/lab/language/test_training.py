@@ -19,13 +19,29 @@ from muonssm.lab.core.evaluate import evaluate
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.core.trainer import train
+from muonssm.lab.language.packed import packed_perplexities
 from muonssm.lab.language.prepare import PrepareConfig, prepare
+from tests.lab.several import ENVIRONMENT, curve, launcher, torchrun, train_command
 
 SIZES = [
     "data.length=24", "model.hidden_size=16", "model.intermediate_size=24", "model.num_hidden_layers=2",
     "model.mixer={num_heads=2}", "training.steps=6", "training.evaluate_every=3", "training.batch_size=8",
     "training.learning_rate=0.01",
 ]  # fmt: skip
+
+SLOW = """
+import sys, time
+from muonssm.lab.core.torchvision_cpu import prepare_torchvision
+prepare_torchvision()
+from muonssm.models.language import MuonSSMForCausalLM
+forward = MuonSSMForCausalLM.forward
+def slow(self, *arguments, **options):
+    time.sleep(0.2)
+    return forward(self, *arguments, **options)
+MuonSSMForCausalLM.forward = slow
+from muonssm.cli import main
+sys.exit(main(sys.argv[1:]))
+"""  # the command line, with models slow enough to be killed between two checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -53,28 +69,20 @@ def alone(tmp_path_factory, changes):
     return output, train(Recipe.load("language-demo", changes), output)
 
 
-def curve(run):
-    """Training and validation losses in order."""
-    rows = RunFolder(run).read("history.json")
-    return [row[key] for row in rows for key in ("loss", "validation_loss") if key in row]
+@pytest.fixture(scope="module")
+def alone_without_fused_loss(tmp_path_factory, changes):
+    """The same run with the loss that FSDP2 takes: it shards the head, which the fused loss does not serve.
+
+    Both losses have the same gradients up to rounding (tests/ops/test_fused.py), which Adam's first steps magnify.
+    """
+    output = tmp_path_factory.mktemp("runs") / "alone"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muonssm.models.language.network.can_fuse_loss", lambda *arguments: False)
+        return output, train(Recipe.load("language-demo", changes), output)
 
 
 def command(changes, output, *more):
-    arguments = ["train", "language-demo", "--output", str(output), *more]
-    for change in changes:
-        arguments += ["--set", change]
-    return arguments
-
-
-def torchrun(arguments, processes=2):
-    """Run the same command on several processes over gloo."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launcher, "-m", "muonssm", *arguments], env=environment, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+    return train_command("language-demo", changes, output, *more)
 
 
 @pytest.mark.slow
@@ -96,8 +104,9 @@ def test_a_run_learns_and_transformers_loads_it(alone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distributed", ["ddp", "fsdp2"])
-def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path, distributed):
+def test_two_processes_give_the_curve_of_one_and_resume(request, changes, tmp_path, distributed):
     """The global batch is the same. Then resume as if killed after the first checkpoint."""
+    alone = request.getfixturevalue("alone" if distributed == "ddp" else "alone_without_fused_loss")
     run = tmp_path / distributed
     arguments = command([*changes, f"training.distributed={distributed}"], run)
     torchrun(arguments)
@@ -118,17 +127,52 @@ def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path
 
 
 @pytest.mark.slow
+def test_processes_that_share_sequences_give_the_curve_of_one_killed_and_resumed(alone, changes, tmp_path):
+    """Two processes with a half of every sequence each; kill -9 all of them after a checkpoint."""
+    run, script = tmp_path / "context", tmp_path / "slow.py"
+    half = "time.sleep(0.2); assert options['input_ids'].shape[1] == 12, 'half of a sequence of 24'"
+    script.write_text(SLOW.replace("time.sleep(0.2)", half))
+    arguments = command([*changes, "training.context=2"], run)
+    process = subprocess.Popen([*launcher(2), str(script), *arguments], env=ENVIRONMENT, start_new_session=True)
+    state, end = run / "checkpoints" / "checkpoint-3" / "trainer_state.json", time.monotonic() + 200
+    while not state.is_file() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert state.is_file()
+    assert not RunFolder(run).is_finished
+    torchrun([*arguments, "--resume"])
+    assert curve(run) == pytest.approx(curve(alone[0]), abs=1e-4)
+    for name, tensor in load_file(run / "model.safetensors").items():
+        torch.testing.assert_close(tensor, load_file(alone[0] / "model.safetensors")[name], atol=1e-4, rtol=1e-3)
+    metrics = RunFolder(run).read("metrics.json")
+    assert metrics["validation"]["loss"] == pytest.approx(alone[1]["validation"]["loss"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_batches_and_sequences_are_shared_at_once(changes, tmp_path):
+    """Four processes: two batches of packed documents, each shared by two; weights are sharded over all four."""
+    apart = [*changes, "data.keep_apart=true", "training.checkpointing=true"]
+    train(Recipe.load("language-demo", apart), tmp_path / "alone")
+    shared = [*apart, "training.context=2", "training.distributed=fsdp2"]
+    torchrun(command(shared, tmp_path / "shared"), processes=4)
+    assert curve(tmp_path / "shared") == pytest.approx(curve(tmp_path / "alone"), abs=1e-4)
+
+
+def test_what_cannot_share_sequences_says_so(changes, tmp_path):
+    with pytest.raises(ValueError, match="context must divide the number of processes, 1, got 2"):
+        train(Recipe.load("language-demo", [*changes, "training.context=2"]), tmp_path / "one")
+    hybrid = Recipe.load("language-demo", [*changes, "model.ssm_every=2"]).task
+    assert not hybrid.can_split(hybrid.build_model({"eos_token_id": 0, "vocab_size": 300}))
+
+
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_curve(alone, changes, tmp_path):
     """kill -9 between two checkpoints."""
     run = tmp_path / "killed"
-    code = (
-        "import sys, time; from muonssm.lab.core.torchvision_cpu import prepare_torchvision; prepare_torchvision()\n"
-        "from muonssm.models.language import MuonSSMForCausalLM as C; f = C.forward\n"
-        "def slow(self, *a, **k): time.sleep(0.2); return f(self, *a, **k)\n"
-        "C.forward = slow; from muonssm.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = subprocess.Popen([sys.executable, "-c", code, *command(changes, run)], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *command(changes, run)], env=environment)
     state, end = run / "checkpoints" / "checkpoint-3" / "trainer_state.json", time.monotonic() + 200
     while not state.is_file() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
@@ -179,6 +223,22 @@ def test_a_run_is_fine_tuned_on_instructions(alone, changes, tmp_path):
     after = load_file(tmp_path / "tuned" / "model.safetensors")
     assert before.keys() == after.keys()
     assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+def test_decoding_with_packed_weights(alone, capsys):
+    run, metrics = str(alone[0]), alone[1]
+    found = packed_perplexities(run, ["bfloat16", "int8"])
+    assert list(found) == ["float32", "bfloat16", "int8"]
+    assert found["float32"] == pytest.approx(metrics["validation"]["perplexity"], rel=1e-4)
+    assert found["bfloat16"] == pytest.approx(found["float32"], rel=2e-3)
+    assert found["int8"] == pytest.approx(found["float32"], rel=1e-2)
+    assert main(["eval", run, "--weights", "int8", "--limit", "2"]) == 0
+    assert "int8" in capsys.readouterr().out
+    assert main(["generate", run, "the memory", "--max-new-tokens", "5", "--weights", "int8"]) == 0
+    assert capsys.readouterr().out.startswith("the memory")
+    assert main(["generate", run, "the memory", "--weights", "int4"]) == 2
+    assert "weights must be" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -245,7 +305,7 @@ def test_recipes_have_the_papers_settings():
     assert (t.steps, t.batch_size, recipe.task.data.length) == (4768, 512, 4096)
     assert (t.learning_rate, t.final_rate, t.warmup) == (1e-3, 0.1, 0.01)
     assert (t.beta1, t.beta2, t.weight_decay, t.clip) == (0.9, 0.95, 0.1, 1.0)
-    assert (t.seed, t.precision) == (3407, "bfloat16")
+    assert (t.seed, t.precision) == (3407, "auto")  # bfloat16 where the machine has it
     tuning = Recipe.load("sft-alpaca")
     t = tuning.training
     assert (t.epochs, t.batch_size, t.learning_rate, t.warmup) == (3, 128, 2e-5, 0.03)

@@ -38,6 +38,26 @@ def test_mqar_queries_every_pair_once(length, pairs, noise):
         assert (set(between) == {0}) != noise
 
 
+@pytest.mark.parametrize("noise", [False, True])
+def test_mqar_trains_with_fewer_pairs_and_tests_with_all(noise):
+    settings = {"problem": "mqar", "length": 64, "pairs": 4, "fewest_pairs": 2, "noise": noise}
+    counts = []
+    for tokens, labels in zip(*sequences(train_examples=300, **settings), strict=True):
+        asked = [t for t, label in enumerate(labels) if label != -100]
+        counts.append(len(asked))
+        keys, values = tokens[0 : 2 * len(asked) : 2], tokens[1 : 2 * len(asked) : 2]
+        shown = dict(zip(keys, values, strict=True))
+        assert sorted(tokens[t] for t in asked) == sorted(keys)
+        assert all(labels[t] == shown[tokens[t]] for t in asked)
+        free = [token for t, token in enumerate(tokens) if t >= 2 * len(asked) and t not in asked]
+        assert (set(free) == {0}) != noise
+    assert set(counts) == {2, 3, 4}
+    for split in ("validation", "test"):
+        _, labels = sequences(split, **settings)
+        assert all(sum(label != -100 for label in row) == 4 for row in labels)
+    assert sequences(**{**settings, "fewest_pairs": 4}) == sequences(**{**settings, "fewest_pairs": None})
+
+
 def test_mqar_gaps_follow_the_power_law():
     """The first key's position is drawn from all, the second's from the remaining ones."""
     rows, count, power = 200_000, 12, 0.01
@@ -168,6 +188,9 @@ def test_scores_worked_out_by_hand():
         ({"length": True}, TypeError, "length"),
         ({"pairs": 16, "vocabulary": 33}, ValueError, "vocabulary must be >= 34"),
         ({"pairs": 0}, ValueError, "pairs"),
+        ({"fewest_pairs": 0}, ValueError, "fewest_pairs"),
+        ({"pairs": 4, "fewest_pairs": 5}, ValueError, "fewest_pairs must be <= pairs = 4, got 5"),
+        ({"problem": "copying", "fewest_pairs": 1}, ValueError, "fewest_pairs must be None for problem 'copying'"),
         ({"power": 0}, ValueError, "power"),
         ({"power": "low"}, TypeError, "power"),
         ({"noise": 1}, TypeError, "noise"),

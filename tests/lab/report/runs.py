@@ -33,11 +33,11 @@ def make_run(path, recipe, value=70.0):
     return path
 
 
-def make_comparison(path, recipe, seeds=2):
-    """Write a comparison: plain has 70, 71, ...; Muon one more on each seed."""
+def make_comparison(path, recipe, seeds=2, variants=("plain", "muon")):
+    """Write a comparison: plain has 70, 71, ...; the next variant one more on each seed, and so on."""
     runs = []
     for seed in range(seeds):
-        for variant, gain in (("plain", 0.0), ("muon", 1.0)):
+        for gain, variant in enumerate(variants):
             folder, score = path / f"{variant}-seed{seed}-fold0", 70.0 + seed + gain
             make_run(folder, recipe.variant(variant, seed, 0), score)
             runs.append(ComparedRun(variant, seed, 0, folder.name, make_scores(recipe, score)))

@@ -23,6 +23,7 @@ from muonssm.lab.report.colors import (
     rgb,
     scale,
     series_colors,
+    series_styles,
 )
 from muonssm.lab.report.figures import bars, confusion, heatmap, lines, number, pictures, side_by_side, standalone
 
@@ -216,8 +217,17 @@ def test_names_keep_their_colors_and_stand_in_the_legend():
     assert {color(path, "stroke") for path in curves(eight)} == {f"c{i}" for i in range(8)}
     assert not [text for text in texts(eight) if text.startswith("name")]
     assert series_colors(["a", "muon"], "curves") == {"a": "c2", "muon": "c1"}
-    with pytest.raises(ValueError, match="curves must have at most 8 names"):
-        lines({str(i): [[(1, 1.0)]] for i in range(9)}, "x", "y")
+
+
+def test_more_than_eight_curves_are_told_apart_by_dashes():
+    styles = series_styles([f"name {i}" for i in range(22)] + ["plain", "muon"], "curves")
+    assert len(set(map(str, styles.values()))) == 24
+    assert (styles["plain"], styles["muon"]) == (("c0", "-"), ("c1", "-"))
+    many = lines({str(i): [[(1, 1.0), (2, 1.0)]] for i in range(9)}, "x", "y", legend=False)
+    assert len(curves(many)) == 9
+    assert len([path for path in curves(many) if "dasharray" in path.get("style")]) == 1
+    with pytest.raises(ValueError, match="curves must have at most 24 names"):
+        lines({str(i): [[(1, 1.0)]] for i in range(25)}, "x", "y")
 
 
 def test_names_are_not_read_as_formulas():

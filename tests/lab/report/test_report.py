@@ -191,7 +191,7 @@ def test_folders_that_are_no_finished_runs_are_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot be read"),
+        ("{", "is damaged"),
         ("[]", "must be an analysis"),
         ('{"title": "x", "tables": [{"rows": []}]}', "must be an analysis"),
         ('{"title": "x", "figures": [{"caption": "c", "svg": "<svg>"}]}', "must have SVG figures"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from pycocotools import mask as coding
 
 from muonssm.lab.vision.coco import CocoImages, CocoView, flip, resize, resized_shape
+from muonssm.lab.vision.coco_checks import decompress_counts
 from muonssm.lab.vision.image_files import DamagedImageError
 
 from . import pictures
@@ -204,3 +206,84 @@ def test_invalid_json_and_missing_annotations_raise(make, tmp_path):
 def test_invalid_views_raise(settings, name, error):
     with pytest.raises(error, match=rf"^{name} must be"):
         CocoView(**settings)
+
+
+def segmentation(**changes):
+    return lambda c: c["annotations"][1]["segmentation"].update(changes)
+
+
+def polygons(*values):
+    return lambda c: c["annotations"][0].update(segmentation=list(values))
+
+
+SPIKES = [0, 0, 900_000, 0] * 50
+HOSTILE = {
+    "counts too short": (segmentation(counts=[0, 5]), "fill its 600 pixels, got 5, in annotation 2"),
+    "counts too long": (segmentation(counts=[0, 601]), "fill its 600 pixels, got 601, in annotation 2"),
+    "no counts": (segmentation(counts=""), "fill its 600 pixels, got 0, in annotation 2"),
+    "negative counts": (segmentation(counts=[700, -100]), "counts >= 0.* got counts .*in annotation 2"),
+    "counts of words": (segmentation(counts=["a", 600]), "counts >= 0.* got counts .*in annotation 2"),
+    "truncated string": (segmentation(counts="Zf0"), "fill its 600 pixels, got .*in annotation 2"),
+    "unfinished string": (segmentation(counts="Zf0P"), "counts >= 0.* got counts 'Zf0P', in annotation 2"),
+    "endless string": (segmentation(counts="o" * 99 + "0"), "counts >= 0"),
+    "no string of counts": (segmentation(counts="\x01\u20ac"), "counts >= 0"),
+    "another size": (segmentation(size=[30, 20]), r"size \[20, 30\], got size \[30, 20\], in annotation 2"),
+    "a size of words": (segmentation(size="20"), "got size '20', in annotation 2"),
+    "nan box": (lambda c: c["annotations"][0].update(bbox=[0, 0, float("nan"), 3]), "valid JSON: .*finite, got NaN"),
+    "infinite box": (lambda c: c["annotations"][0].update(bbox=[0, 0, float("inf"), 3]), "not valid JSON: .*Infinity"),
+    "huge box": (lambda c: c["annotations"][0].update(bbox=[0, 0, 10**300, 3]), "'bbox' of item 0 of annotations, got"),
+    "overflowing box": (lambda c: c["annotations"][0].update(bbox=[0, 0, 10**400, 3]), "must be finite, got 1000"),
+    "short box": (lambda c: c["annotations"][0].update(bbox=[0, 0, 3]), "'bbox' of item 0 of annotations, got"),
+    "box of words": (lambda c: c["annotations"][0].update(bbox="abcd"), "'bbox' of item 0 of annotations, got 'abcd'"),
+    "nan polygon": (polygons([0, 0, 1, 1, 2, float("nan")]), "valid JSON: .*finite, got NaN"),
+    "huge polygon": (polygons([0, 0, 1, 1, 2, 1e9]), "MAX_COORDINATE.* got .*in annotation 1"),
+    "odd polygon": (polygons([0, 0, 1, 1, 2, 2, 3]), "3 or more points.* got .*in annotation 1"),
+    "short polygon": (polygons([0, 0, 1, 1]), "3 or more points.* got .*in annotation 1"),
+    "endless polygon": (polygons(SPIKES), "polygons of a length .*MAX_OUTLINE.* in annotation 1"),
+    "polygon of junk": (polygons([None, "a", [], {}, 1, 2]), "3 or more points.* got .*in annotation 1"),
+    "polygon of numbers": (polygons(1, 2, 3), "3 or more points.* got 1, in annotation 1"),
+    "a word as mask": (lambda c: c["annotations"][0].update(segmentation="x"), "list of polygons .* got 'x'"),
+    "area": (lambda c: c["annotations"][0].update(area="x"), "'area' of item 0 of annotations, got 'x'"),
+    "iscrowd": (lambda c: c["annotations"][0].update(iscrowd=[]), "'iscrowd' of item 0 of annotations, got"),
+    "list as id": (lambda c: c["annotations"][0].update(id=[1]), "'id' of item 0 of annotations, got"),
+    "none as image": (lambda c: c["annotations"][0].update(image_id=None), "'image_id' of item 0 of annotations"),
+    "number as item": (lambda c: c["annotations"].insert(0, 5), "object as item 0 of annotations, got 5"),
+    "null as item": (lambda c: c["images"].append(None), "object as item 3 of images, got None"),
+    "no height": (lambda c: c["images"][0].update(height=0), "'height' of item 0 of images, got 0"),
+    "float height": (lambda c: c["images"][0].update(height=10.0), "'height' of item 0 of images, got 10.0"),
+    "huge height": (lambda c: c["images"][0].update(height=10**9), "MAX_PIXELS.* in image 9, got 1000000000 x 10"),
+    "file name": (lambda c: c["images"][0].update(file_name=3), "'file_name' of item 0 of images, got 3"),
+    "category name": (lambda c: c["categories"][0].update(name=None), "'name' of item 0 of categories, got None"),
+    "category id": (lambda c: c["categories"][0].update(id="90"), "'id' of item 0 of categories, got '90'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_annotations_are_refused_by_file_and_field(make, case):
+    change, message = HOSTILE[case]
+    annotations = content()
+    change(annotations)
+    with pytest.raises(ValueError, match=rf"a\.json .*{message}"):
+        make(annotations)
+
+
+def test_compressed_counts_are_those_of_pycocotools():
+    random = np.random.default_rng(0)
+    for density in (0.0, 0.01, 0.5, 1.0):
+        mask = np.asfortranarray(random.random((300, 200)) < density).astype(np.uint8)
+        counts = decompress_counts(coding.encode(mask)["counts"].decode())
+        starts = np.flatnonzero(np.diff(np.r_[0, mask.ravel(order="F")]))
+        expected = np.diff(np.r_[0, starts, mask.size]).tolist()
+        assert counts == expected
+
+
+def test_annotations_and_images_are_regular_files(make, tmp_path):
+    make()
+    (tmp_path / "images" / "b.png").unlink()
+    os.mkfifo(tmp_path / "images" / "b.png")
+    with pytest.raises(ValueError, match=r"b\.png must be a regular file, got a pipe"):
+        make()
+    (tmp_path / "a.json").unlink()
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(ValueError, match=r"a\.json must be a regular file, got a pipe"):
+        CocoImages(tmp_path / "a.json", tmp_path / "images")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from muonssm.lab.vision import images
 from muonssm.lab.vision.image_files import DamagedImageError, read_image
 from muonssm.lab.vision.images import ImageConfig, load_images, measure, mnist_images, stratify
 
@@ -215,6 +218,40 @@ def test_fields_of_a_data_set_of_the_hub(saved, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"root must be a data set of the hub"):
         load_images(ImageConfig("hub", tmp_path / "empty"))
+
+
+def test_images_of_the_hub_are_decoded_as_files_are(tmp_path, monkeypatch):
+    """Known formats, limited sizes; a path in the data is a regular file, never a URL or a pipe."""
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    def encoded(kind):
+        file = io.BytesIO()
+        pictures.picture().save(file, kind)
+        return file.getvalue()
+
+    os.mkfifo(tmp_path / "pipe.png")
+    rows = [
+        {"bytes": encoded("PNG"), "path": None},
+        {"bytes": encoded("GIF"), "path": "a.png"},
+        {"bytes": b"\x89PNG and then nothing", "path": None},
+        {"bytes": None, "path": "https://example.org/a.png"},
+        {"bytes": None, "path": str(tmp_path / "pipe.png")},
+        {"bytes": None, "path": "/dev/zero"},
+        {"bytes": encoded("PNG"), "path": None},
+    ]
+    features = Features({"image": ImageFeature(decode=False), "label": ClassLabel(names=["cat", "dog"])})
+    made = Dataset.from_dict({"image": rows, "label": [i % 2 for i in range(len(rows))]}, features=features)
+    store = images.HubStore(made.cast_column("image", ImageFeature()), "image", "label", "saved (train)", 3)
+    assert store.read(0).shape[0] == 3
+    messages = ["cannot be read as an image"] * 2 + ["is missing", "got a pipe", "got a device"]
+    for row, message in enumerate(messages, start=1):
+        with pytest.raises(ValueError, match=message) as caught:
+            store.read(row)
+        assert f"row {row} of saved (train)" in str(caught.value) or rows[row]["bytes"] is None
+    monkeypatch.setattr("muonssm.lab.vision.image_files.MAX_PIXELS", 10)
+    with pytest.raises(ValueError, match=r"row 6 of saved \(train\) must have 1 to 10 pixels"):
+        store.read(6)
 
 
 # ---- splits and settings

@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-fast lint docs bench clean
+.PHONY: demo test test-fast torture lint docs bench clean
 
 # Compare LongHorn, plain and with Muon, on smartwatch data: the paper's recipe, shortened to fit five minutes.
 demo: $(VENV)/activity
@@ -13,11 +14,15 @@ demo: $(VENV)/activity
 
 # All tests.
 test: $(VENV)/dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Under three minutes, for use while working: each behaviour once, without the full product of cases.
 test-fast: $(VENV)/dev
-	$(BIN)/python -m pytest -m "not slow and not full"
+	$(PYTEST) -m "not slow and not full"
+
+# Kill runs at many more moments than `make test` does, and resume them.
+torture: $(VENV)/dev
+	MUONSSM_TORTURE=20 $(BIN)/python -m pytest tests/lab/core/test_torture.py tests/lab/core/test_faults.py
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -46,8 +51,10 @@ $(VENV)/activity: $(VENV)/core
 	$(PIP) --editable ".[activity]"
 	touch $@
 
+# flash-linear-attention stays out of the environment: transformers would use it where it is importable, and it needs a GPU.
 $(VENV)/dev: $(VENV)/core
 	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps --upgrade --target $(VENV)/peers fla-core einops
 	touch $@
 
 $(VENV)/docs: $(VENV)/core

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page; its links are relative to the root of the repository, so `docs/` is dropped from them."""
+    """Replace the page, which only has a link; the links of CONTRIBUTING.md begin with `docs/`, which is dropped."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.remove(files.src_uris["contributing.md"])
     files.append(File.generated(config, "contributing.md", content=text))
     return files

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .custom_op import custom_op
+from .custom_op import custom_op, offer_decompositions
 from .validate import read_lengths
 
 
@@ -22,4 +22,5 @@ def checked_bounds(cu_seqlens: Tensor, length: int) -> Tensor:
 @checked_bounds.register_fake
 def fake(cu_seqlens, length):  # type: ignore[no-untyped-def]
     """Allocate the result of `checked_bounds`."""
+    offer_decompositions()
     return torch.empty_like(cu_seqlens)

@@ -20,11 +20,16 @@ def custom_op(name: str, function: Callable[..., Any]) -> torch.library.CustomOp
     return torch.library.custom_op(name, function, mutates_args=())
 
 
-def add_decompositions() -> None:
-    """Let the ONNX exporter know `decompositions`; called when an operator is first traced."""
-    from .decompositions import register_decompositions
+def offer_decompositions() -> None:
+    """Let exporters see `decompositions`, and only them; called whenever an operator is traced.
 
-    register_decompositions()
+    torch keeps one table of decompositions for every tracer, and Inductor refuses operators with an entry where the
+    environment variable CI is set.
+    """
+    from . import decompositions
+
+    is_exporting = getattr(torch.compiler, "is_exporting", torch.onnx.is_in_onnx_export)  # torch 2.5 has the second
+    decompositions.offer(is_exporting() or torch.onnx.is_in_onnx_export())
 
 
 def _old_spelling(hint: Any) -> Any:

@@ -28,11 +28,19 @@ from .selective import reference as selective_reference
 Run = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-@functools.cache
-def register_decompositions() -> None:
-    """Add the functions below to the table that torch's ONNX exporter reads."""
+def offer(exporting: bool) -> None:
+    """Add the functions below to the table that torch's ONNX exporter reads, or take them out of it."""
     from torch._decomp import decomposition_table
 
+    if exporting:
+        decomposition_table.update(_decompositions())
+    else:
+        for operator in _decompositions():
+            decomposition_table.pop(operator, None)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
     from . import checked_bounds
     from .causal_conv import native as convolution
     from .memory import native as memory
@@ -44,8 +52,10 @@ def register_decompositions() -> None:
         "convolution_native": (convolution.fake, _convolution),
         "checked_bounds": (checked_bounds.fake, _bounds),
     }
-    for name, (fake, function) in functions.items():
-        decomposition_table[getattr(torch.ops.muonssm, name).default] = _when_recorded(fake, function)
+    return {
+        getattr(torch.ops.muonssm, name).default: _when_recorded(fake, function)
+        for name, (fake, function) in functions.items()
+    }
 
 
 def _when_recorded(fake: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

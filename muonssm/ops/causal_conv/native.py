@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, launch
-from ..custom_op import custom_op
+from ..custom_op import custom_op, offer_decompositions
 from ..dtypes import widen
 
 
@@ -58,6 +58,7 @@ convolution_native = custom_op("muonssm::convolution_native", _forward)
 @convolution_native.register_fake
 def fake(tensors, offsets, silu):  # type: ignore[no-untyped-def]
     """Allocate the result of `convolution_native`."""
+    offer_decompositions()
     return tensors[0].new_empty(tensors[0].shape)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import cpu_library, launch
-from ..custom_op import add_decompositions, custom_op
+from ..custom_op import custom_op, offer_decompositions
 from ..decoding import is_direct_step
 from ..muon import Muon
 from ..state import MemoryState
@@ -186,7 +186,7 @@ memory_native = custom_op("muonssm::memory_native", _forward)
 @memory_native.register_fake
 def fake(inputs, S0, M0, offsets, eta, residual, momentum, write, save, step):  # type: ignore[no-untyped-def]
     """Allocate the results of `memory_native`."""
-    add_decompositions()
+    offer_decompositions()
     q, _, v, _, beta, *_ = inputs
     state, saved = _shapes(q, v, offsets)
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))

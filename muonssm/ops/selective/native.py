@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import cpu_library, launch
 from ..cpu_library import CHANNEL_GROUP
-from ..custom_op import add_decompositions, custom_op
+from ..custom_op import custom_op, offer_decompositions
 from ..dtypes import widen
 from ..muon import Muon
 
@@ -92,7 +92,7 @@ selective_native = custom_op("muonssm::selective_native", _forward)
 @selective_native.register_fake
 def fake(inputs, A, S0, M0, offsets, momentum, write, save, step):  # type: ignore[no-untyped-def]
     """Allocate the results of `selective_native`."""
-    add_decompositions()
+    offer_decompositions()
     x, _, B, _, gamma = inputs
     state, saved = _shapes(x, B, gamma, offsets)
     shapes = (state, state, saved if save else (0,), saved if save and momentum else (0,))

@@ -27,7 +27,7 @@ torture: $(VENV)/dev
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp tests/csrc/*.cpp
 	$(BIN)/mypy
 
 # The documentation site, in site/.

@@ -51,8 +51,9 @@ static void memory(const Kernels& kernels, int64_t input, const std::vector<int6
                   bytes = kernels.vector_bytes();
     Array q(L * H * m, input, -1, 1), k(L * H * m, input, -.3, .3), v(L * H * d, input, -1, 1),
         log_alpha(L * H, real, -1, 0), beta(L * H, real, 0, 1);
-    Array gamma(L * H, real, 0, 1), inject(L * H, real, 0, 1), S0(N * H * d * m, real, -1, 1), M0(N * H * d * m, real, -1, 1),
-        y(L * H * d, input, 0, 0), S(N * H * d * m, real, 0, 0), M(N * H * d * m, real, 0, 0);
+    Array gamma(L * H, real, 0, 1), inject(L * H, real, 0, 1), S0(N * H * d * m, real, -1, 1),
+        M0(N * H * d * m, real, -1, 1), y(L * H * d, input, 0, 0), S(N * H * d * m, real, 0, 0),
+        M(N * H * d * m, real, 0, 0);
     int64_t segments = 0;
     for (int64_t i = 0; i < N; ++i) segments += (offsets[i + 1] - offsets[i] + 63) / 64;
     const int64_t saved = segments * H * padded(d, real, bytes) * padded(m, real, bytes);
@@ -233,6 +234,73 @@ static void mamba(const Kernels& kernels, int64_t n, int64_t d, int64_t D, int64
     kernels.mamba_step(a);
 }
 
+// Rows of norms and unit vectors lie `gap` apart in x and in the gate; `gating` is 0 without a gate, 1 or 2 with one.
+static void norm(const Kernels& kernels, int64_t input, int64_t output, int64_t rows, int64_t heads, int64_t size,
+                 int64_t gating, bool unit) {
+    const int64_t real = input == FLOAT64 ? FLOAT64 : FLOAT32, gap = 3, step = heads * size + gap,
+                  strided = rows ? (rows - 1) * step + heads * size : 0, count = rows * heads * size;
+    Array x(strided, input, -1, 1), gate(strided, input, -1, 1), weight(size, real, -1, 1), y(count, output, 0, 0),
+        dy(count, output, -1, 1), dx(count, input, 0, 0), dgate(count, input, 0, 0), dweight(size, real, 0, 0);
+    NormArguments a{};
+    a.input = input;
+    a.output = output;
+    a.threads = 2;
+    a.rows = rows;
+    a.heads = heads;
+    a.size = size;
+    a.x_step = step;
+    a.gate_step = step;
+    a.unit = unit;
+    a.gate_first = gating == 1;
+    a.eps = 1e-6;
+    a.scale = 0.7;
+    a.x = x.get();
+    a.gate = gating ? gate.get() : nullptr;
+    a.weight = unit ? nullptr : weight.get();
+    a.y = y.get();
+    kernels.norm_forward(a);
+    a.dy = dy.get();
+    a.dx = dx.get();
+    a.dgate = gating ? dgate.get() : nullptr;
+    a.dweight = unit ? nullptr : dweight.get();
+    kernels.norm_backward(a);
+}
+
+static void swiglu(const Kernels& kernels, int64_t input, int64_t count, bool again) {
+    Array g(count, input, -1, 1), u(count, input, -1, 1), y(count, input, 0, 0), dy(count, input, -1, 1),
+        dg(count, input, 0, 0), du(count, input, 0, 0);
+    SwigluArguments a{};
+    a.input = input;
+    a.threads = 2;
+    a.count = count;
+    a.g = g.get();
+    a.u = u.get();
+    a.y = y.get();
+    kernels.swiglu_forward(a);
+    if (!again) a.y = nullptr;
+    a.dy = dy.get();
+    a.dg = dg.get();
+    a.du = du.get();
+    kernels.swiglu_backward(a);
+}
+
+static void cross_entropy(const Kernels& kernels, int64_t input, int64_t rows, int64_t columns, bool gradient) {
+    Array logits(rows * columns, input, -1, 1), losses(rows, input == FLOAT64 ? FLOAT64 : FLOAT32, 0, 0);
+    std::vector<int64_t> labels(rows);  // the first, the last, and labels outside of the vocabulary on either side
+    for (int64_t i = 0; i < rows; ++i)
+        labels[i] = i % 4 == 0 ? 0 : i % 4 == 1 ? columns - 1 : i % 4 == 2 ? columns : -100;
+    CrossEntropyArguments a{input, 2, rows, columns, gradient, 0.5, logits.get(), labels.data(), losses.get()};
+    kernels.cross_entropy(a);
+}
+
+static int rows(const Kernels& kernels, int64_t input, int64_t variant, int64_t size) {
+    const int64_t count = size * 3 - 2, narrow = input == FLOAT32 && variant % 2 ? int64_t(BFLOAT16) : input;
+    norm(kernels, input, narrow, count, 1 + variant % 3, size, variant % 3, variant / 2);
+    swiglu(kernels, input, count * size, variant % 2);
+    cross_entropy(kernels, input, count, 1 + size * 5 % 19, variant % 2);
+    return 3;
+}
+
 int main() {
     const Kernels& kernels = MUONSSM_ISA::kernels();
     const std::vector<std::vector<int64_t>> packings{{0, 0},  {0, 1},          {0, 1, 2, 3},
@@ -254,7 +322,13 @@ int main() {
                           1 + size % 5, variant % 2, variant - 1);
                     runs += 4 + variant / 2;
                 }
+    for (int64_t input : {FLOAT32, FLOAT64, BFLOAT16, FLOAT16})
+        for (int variant = 0; variant < 6; ++variant)
+            for (int64_t size : {1, 3, 8, 17, 33}) runs += rows(kernels, input, variant, size);
     mamba(kernels, 2, 200, 350, 16, 7, 4, true, 1);  // large enough for threads
+    norm(kernels, FLOAT32, FLOAT32, 300, 3, 35, 2, false);
+    swiglu(kernels, FLOAT32, 20001, true);
+    cross_entropy(kernels, FLOAT32, 33, 1001, true);
     std::printf("%d runs, checksum %.0f\n", runs, checksum);
     return 0;
 }

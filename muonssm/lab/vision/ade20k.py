@@ -25,6 +25,7 @@ from muonssm.checks import check_int, check_number, is_number
 from .image_files import DamagedImageError, is_image, open_image, read_image
 
 IGNORED = 255
+LABEL_FORMATS = ("PNG", "BMP", "TIFF")  # JPEG changes labels, and PIL scales those of PPM
 MAX_TRIES = 10  # crops to draw before one that is nearly all of one class is accepted
 
 
@@ -147,6 +148,10 @@ class Ade20k(Dataset):
         image = open_image(path)
         if image.mode not in ("L", "P", "1"):
             raise DamagedImageError(f"{path} must have one byte per pixel (mode L, P or 1), got mode {image.mode!r}")
+        stored = image.info["rawmode"]
+        if image.format not in LABEL_FORMATS or not (stored in ("L", "1") or stored.startswith("P")):
+            wanted = f"be a {', '.join(LABEL_FORMATS)} file with labels as they are, not scaled or compressed with loss"
+            raise DamagedImageError(f"{path} must {wanted}, got {image.format} with samples {stored!r}")
         labels = shift_labels(torch.from_numpy(np.array(image).astype(np.int64)))
         wrong = labels[(labels >= self.classes) & (labels != IGNORED)]
         if wrong.numel():

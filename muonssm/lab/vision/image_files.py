@@ -2,8 +2,9 @@
 
 image   uint8 `[C, H, W]`; C is 1 (gray) or 3 (RGB), whatever the file has
 
-Gray of 16 bits (PIL's modes I;16 and I) is scaled from 0...65535 to 0...255, and floats (mode F) from [0, 1]. Other
-numbers in these modes are refused: their range is not known.
+Gray of 16 bits (PIL's modes I;16 and I) is scaled from 0...65535 to 0...255, that of 12 bits from 0...4095, and floats
+(mode F) from [0, 1]. Other numbers in these modes are refused, as their range is not known, and so are what PIL would
+read incorrectly: signed samples, and TIFFs of these modes whose 0 is white.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "WEBP", "TIFF")  # what PIL may open: those of SUFFIXES, whatever the suffix
 MAX_PIXELS = 100_000_000  # of an image file
 PIL_MODES = {1: "L", 3: "RGB"}  # by number of channels
+BITS_PER_SAMPLE, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
+SIGNED = 2  # of SAMPLE_FORMAT
 
 SkippedFile = tuple[str, str]  # a file, and why it was skipped
 
@@ -66,6 +69,7 @@ def decode(file: BinaryIO, name: str) -> Image:
         with Image.open(file, formats=FORMATS) as image:
             pixels = image.width * image.height
             if 0 < pixels <= MAX_PIXELS:
+                image.info["rawmode"] = _raw_mode(image)
                 image.load()
                 return image
     # Damaged files fail in many ways, depending on their format: PIL raises SyntaxError for a broken PNG, and
@@ -76,13 +80,32 @@ def decode(file: BinaryIO, name: str) -> Image:
     raise DamagedImageError(f"{name} must have {wanted}, got {image.width} x {image.height}")
 
 
+def _raw_mode(image: Image) -> str:
+    """Return PIL's name for how samples are stored, of an image that is not loaded yet: "L;4" is gray of 4 bits."""
+    args = image.tile[0].args if image.tile else ""
+    return str(args[0] if isinstance(args, tuple) and args else args)
+
+
 def to_tensor(image: Image, channels: int = 3) -> Tensor:
     """Convert a PIL image to gray or RGB, as uint8 `[C, H, W]`."""
+    _check_samples(image)
     if image.mode == "F" or image.mode.split(";")[0] == "I":
         gray = _floats_to_bytes(image) if image.mode == "F" else _integers_to_bytes(image)
         return torch.from_numpy(gray).expand(channels, -1, -1).contiguous()
     array = np.array(image.convert(PIL_MODES[channels]))
     return torch.from_numpy(array.reshape(*array.shape[:2], channels)).permute(2, 0, 1).contiguous()
+
+
+def _check_samples(image: Image) -> None:
+    """Refuse TIFFs whose samples PIL takes for what they are not."""
+    tags = getattr(image, "tag_v2", None)
+    if tags is None:
+        return
+    bits = max(tags.get(BITS_PER_SAMPLE, (1,)))
+    if SIGNED in tags.get(SAMPLE_FORMAT, ()) and bits <= 16:
+        raise ValueError(f"must have unsigned samples, got signed ones of {bits} bits")
+    if image.mode[0] in "IF" and tags.get(PHOTOMETRIC, 0) == 0:
+        raise ValueError(f"must have 0 as black in gray of {bits} bits, got 0 as white (PhotometricInterpretation 0)")
 
 
 def _integers_to_bytes(image: Image) -> np.ndarray:
@@ -93,7 +116,8 @@ def _integers_to_bytes(image: Image) -> np.ndarray:
         raise ValueError(f"must have gray values of 0 to 65535 (mode {image.mode}), got {low} to {high}")
     if image.mode == "I" and image.format != "PPM" and 0 < high <= 255:  # PIL scales PPM to 16 bits itself
         raise ValueError(f"must have 8 or 16 bits per pixel, got 32 bits and values up to {high}: 8 bits or 16?")
-    return ((values * 255 + 32767) // 65535).astype(np.uint8)
+    largest = 4095 if image.info.get("rawmode") == "I;12" else 65535
+    return ((values * 255 + largest // 2) // largest).astype(np.uint8)
 
 
 def _floats_to_bytes(image: Image) -> np.ndarray:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +132,30 @@ def test_damaged_files_are_named(root):
     (annotations / "a.png").write_bytes(b"?")
     with pytest.raises(DamagedImageError, match=r"a.png cannot be read as an image"):
         data[0]
+
+
+def test_labels_that_are_not_stored_as_they_are_are_refused(root):
+    """PIL scales gray of 2 and 4 bits and PPM's to 0...255, and JPEG changes them."""
+    path = root / "annotations" / "training" / "a.png"
+    data = Ade20k(root, "training", classes=150)
+    rows = zlib.compress(b"".join(b"\0" + b"\x12" * 15 for _ in range(20)))  # labels 1 and 2 in 4 bits
+    header = struct.pack(">IIBBBBB", 30, 20, 4, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in chunks)
+    )
+    with pytest.raises(DamagedImageError, match=r"a\.png must be a PNG.* got PNG with samples 'L;4'"):
+        data[0]
+    labels = Image.fromarray(np.ones((20, 30), np.uint8))
+    for file_format in ("JPEG", "PPM"):
+        labels.save(path, file_format)
+        with pytest.raises(DamagedImageError, match=rf"a\.png must be a PNG.* got {file_format}"):
+            data[0]
+    labels.putpalette([0, 0, 0, 255, 0, 0])
+    for file_format in ("PNG", "BMP", "TIFF"):
+        labels.save(path, file_format)
+        assert (data.labels(0) == 0).all()
 
 
 @pytest.mark.parametrize(

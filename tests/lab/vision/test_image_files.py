@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 import numpy as np
 import pytest
@@ -62,6 +63,42 @@ def test_floats_from_0_to_1_and_wide_integers(tmp_path):
     assert read_image(tmp_path / "a.tif", 1).tolist() == [[[0, 128, 255]]]
     Image.fromarray(np.array([[0, 257, 65535]], np.int32)).save(tmp_path / "b.tif")
     assert read_image(tmp_path / "b.tif", 1).tolist() == [[[0, 1, 255]]]
+
+
+def tiff(path, data, bits, photometric=1, sample_format=1):
+    """Write a gray TIFF of one strip, 16 x 16."""
+    tags = {256: 16, 257: 16, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 16, 279: len(data)}
+    tags[339] = sample_format
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    directory = struct.pack("<H", len(tags)) + entries + bytes(4)
+    path.write_bytes(struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + directory)
+    return path
+
+
+def test_gray_of_12_bits_keeps_its_range(tmp_path):
+    values = np.linspace(0, 4095, 256).astype(int)
+    bits = "".join(f"{value:012b}" for value in values)
+    path = tiff(tmp_path / "a.tif", int(bits, 2).to_bytes(384, "big"), 12)
+    image = read_image(path, 1)
+    assert image.flatten().tolist() == np.round(values * 255 / 4095).astype(int).tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "photometric", "sample_format", "message"),
+    [
+        ("<u2", 16, 0, 1, "0 as black in gray of 16 bits, got 0 as white"),
+        ("<f4", 32, 0, 3, "0 as black in gray of 32 bits, got 0 as white"),
+        ("<i2", 16, 1, 2, "unsigned samples, got signed ones of 16 bits"),
+        ("i1", 8, 1, 2, "unsigned samples, got signed ones of 8 bits"),
+    ],
+)
+def test_samples_that_pil_reads_incorrectly_are_refused(tmp_path, dtype, bits, photometric, sample_format, message):
+    data = np.linspace(0, 1 if bits == 32 else 127, 256).astype(dtype).tobytes()
+    path = tiff(tmp_path / "a.tif", data, bits, photometric, sample_format)
+    with pytest.raises(DamagedImageError, match=rf"a\.tif must have {message}"):
+        read_image(path)
+    tiff(path, data[:256], 8, 0)  # PIL inverts 8 bits by itself
+    assert read_image(path, 1)[0, 0, 0] == 255 - data[0]
 
 
 def test_other_formats_are_refused_whatever_their_suffix(tmp_path):

@@ -17,7 +17,8 @@ class ActivityConfig:
     """Which recordings to load, and how to make windows of them.
 
     Attributes:
-        source: `"watch"` (embedded), `"MuWiGes"`, `"UESTC-MMEA-CL"`, `"MMAct"` or `"folder"`.
+        source: a key of `SOURCES`: `"watch"` (embedded), `"motionsense"`, `"utd-mhad"`, `"uci-har"`, `"uci-hapt"`,
+            `"MuWiGes"`, `"UESTC-MMEA-CL"`, `"MMAct"` or `"folder"`.
         root: folder with the data; None for `"watch"`.
         length: samples per window.
         overlap: fraction of a window that it shares with the next one, in [0, 1).
@@ -26,8 +27,8 @@ class ActivityConfig:
         rate: sampling rate in Hz that all recordings are resampled to. None: the published rate, or else the median
             over the training recordings; with `"clips"`, each recording keeps its own rate.
         split: `"subject"`, `"kfold"` (over subjects, or over recordings if there are no subjects), `"given"` (comes
-            with the data), or `"cross-subject"`, `"cross-scene"`, `"cross-session"` for MMAct. None: the default of the
-            source.
+            with the data), or one that the source names: `"cross-subject"`, `"cross-scene"`, `"cross-session"` for
+            MMAct, `"cross-subject"` for UTD-MHAD, `"trial"` for MotionSense. None: the default of the source.
         fold: which group is the test set, from 0; the next group is the validation set. For a published split without a
             validation set: which group of the training set becomes the validation set.
         folds: number of groups, 3 or more.

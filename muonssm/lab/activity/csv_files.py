@@ -77,6 +77,22 @@ def read_columns(path: Path, names: Channels) -> np.ndarray:
     return cells
 
 
+def read_words(path: Path, names: Channels) -> np.ndarray:
+    """Read the words of a text file with exactly these columns, which spaces separate, and no header."""
+    try:
+        rows = [line.split() for line in read_lines(path) if line.strip()]
+    except UntrustedFileError as error:
+        raise DamagedFileError(error.reason) from error
+    if not rows:
+        raise DamagedFileError("is empty")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            raise DamagedFileError(
+                f"must have {len(names)} columns ({', '.join(names)}), got {len(row)} in row {number}"
+            )
+    return np.array(rows, dtype=object)
+
+
 def parse_numbers(cells: np.ndarray, names: Channels) -> np.ndarray:
     """Convert cells `[rows, columns]` to float64; an error names the first cell that is not finite as float32."""
     try:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
+import zlib
 from collections import Counter
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
 from muonssm.lab.activity.config import ActivityConfig
 from muonssm.lab.activity.dataset import load_activity, read_recording
+from muonssm.lab.activity.mat_files import HEADER, read_matrix
 from muonssm.lab.activity.recordings import DamagedFileError
-from muonssm.lab.activity.sources import folder, mmact, muwiges, uestc, watch
+from muonssm.lab.activity.sources import folder, mmact, motionsense, muwiges, uci_har, uestc, watch
 
 from . import trees
 
@@ -334,6 +338,248 @@ def test_mmact_without_its_folders(tmp_path):
         read_recording(tmp_path / "gyro_clip/subject1/scene1/session1/walking.csv", source="MMAct")
 
 
+# MotionSense
+
+
+def subjects(data, split: str) -> set:
+    return {recording.subject for recording in data.recordings if recording.split == split}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_motionsense_by_subject(tmp_path, nested):
+    folder = trees.motionsense(tmp_path)
+    data = load("motionsense", tmp_path if nested else folder)
+    assert data.config.split == "subject"
+    assert data.rate == 50.0
+    assert data.lost == []
+    assert {data.classes[recording.label] for recording in data.recordings} == {"downstairs", "jogging"}
+    groups = [subjects(data, split) for split in ("train", "validation", "test")]
+    assert set.union(*groups) == {"1", "2", "3", "4", "5"}
+    assert sum(map(len, groups)) == 5
+
+
+def test_motionsense_by_trial(tmp_path):
+    trees.motionsense(tmp_path)
+    data = load("motionsense", tmp_path, split="trial")
+    for recording in data.recordings:
+        assert (recording.split == "test") == (recording.name.split("/")[1] in ("dws_11", "jog_16"))
+    assert len(subjects(data, "test")) == 5
+    assert not subjects(data, "train") & subjects(data, "validation")
+
+
+def test_motionsense_adds_gravity(tmp_path):
+    path = trees.motionsense(tmp_path) / "dws_1" / "sub_2.csv"
+    raw = np.loadtxt(path, delimiter=",", skiprows=1)
+    x = read_recording(path, rate=50, source="motionsense")
+    assert np.allclose(x[:, :3], raw[:, 4:7] + raw[:, 10:13], atol=1e-5)
+    assert np.allclose(x[:, 3:], raw[:, 7:10], atol=1e-5)
+    gyro = motionsense.read_file(path, ("gyro_z", "acc_x"))
+    assert gyro.channels == ("gyro_z", "acc_x")
+    assert np.array_equal(gyro.samples, x[:, [5, 0]])
+
+
+def test_motionsense_names_damaged_files(tmp_path):
+    folder = trees.motionsense(tmp_path)
+    text = (folder / "dws_1" / "sub_1.csv").read_text()
+    trees.write(folder / "dws_1" / "sub_1.csv", "")
+    trees.write(folder / "dws_1" / "sub_2.csv", text.replace("gravity.x", "gravity.w"))
+    trees.write(folder / "dws_1" / "sub_3.csv", text + "60" + ",nan" * 12 + "\n")
+    for name in ("fly_1/sub_1.csv", "dws_x/sub_1.csv", "dws_1/subject_1.csv", "sub_9.csv"):
+        trees.write(folder / name, text)
+    data = load("motionsense", tmp_path)
+    assert len(data.lost) == 7
+    base = "A_DeviceMotion_data"
+    assert reason(data, f"{base}/dws_1/sub_1.csv") == "is empty"
+    assert reason(data, f"{base}/dws_1/sub_2.csv").startswith("must have the column 'gravity.x'")
+    assert "got nan in row 61" in reason(data, f"{base}/dws_1/sub_3.csv")
+    for name, got in (("fly_1/sub_1", "'fly_1'"), ("dws_x/sub_1", "'dws_x'"), ("sub_9", repr(base))):
+        assert reason(data, f"{base}/{name}.csv").endswith(f"with the number of a trial, got {got}")
+    assert reason(data, f"{base}/dws_1/subject_1.csv").startswith("must be named sub_N.csv after its subject")
+
+
+# UCI HAR
+
+
+def test_uci_har_splits_by_the_published_lists(tmp_path):
+    trees.uci_har(tmp_path)
+    data = load("uci-har", tmp_path)
+    assert data.config.split == "given"
+    assert data.lost == []
+    assert data.rate == 50.0
+    assert len(data.recordings) == 15
+    assert {data.classes[recording.label] for recording in data.recordings} == {"walking", "sitting", "laying"}
+    assert subjects(data, "test") == {"4", "5"}
+    assert subjects(data, "train") | subjects(data, "validation") == {"1", "2", "3"}
+
+
+def test_uci_hapt_has_transitions(tmp_path):
+    trees.uci_har(tmp_path)
+    data = load("uci-hapt", tmp_path / "RawData")
+    assert len(data.classes) == 12
+    assert len(data.recordings) == 20
+    assert "sit_to_lie" in {data.classes[recording.label] for recording in data.recordings}
+
+
+def test_uci_har_segments_are_samples_of_the_experiment(tmp_path):
+    trees.uci_har(tmp_path)
+    listing = uci_har.SOURCE.find_recordings(tmp_path, None)
+    walking, sitting = (listing.read(recording) for recording in listing.recordings[:2])
+    raw = [np.loadtxt(tmp_path / "RawData" / f"{sensor}_exp01_user01.txt") for sensor in ("acc", "gyro")]
+    assert np.allclose(np.concatenate([walking.samples, sitting.samples]), np.column_stack(raw)[:160], atol=1e-6)
+    whole = read_recording(tmp_path / "RawData" / "gyro_exp01_user01.txt", rate=50, source="uci-har")
+    assert np.allclose(whole, np.column_stack(raw), atol=1e-5)
+
+
+def test_uci_har_without_its_lists_has_no_given_split(tmp_path):
+    trees.uci_har(tmp_path)
+    (tmp_path / "Test" / "subject_id_test.txt").unlink()
+    assert len(load("uci-har", tmp_path, split="subject").recordings) == 15
+    with pytest.raises(ValueError, match=r"split must be one of subject, kfold .* got 'given'"):
+        load("uci-har", tmp_path)
+
+
+def test_uci_har_names_damaged_files(tmp_path):
+    trees.uci_har(tmp_path, subjects=15)
+    raw = tmp_path / "RawData"
+    (raw / "gyro_exp01_user01.txt").unlink()
+    trees.write(raw / "acc_exp02_user02.txt", "1 2 3\n1 2\n")
+    trees.write(raw / "gyro_exp03_user03.txt", "1 2 3\n1 2 x\n")
+    trees.write(raw / "acc_exp04_user04.txt", "1 2 3\n1 2 3\n")
+    with (raw / "labels.txt").open("a") as file:
+        file.write("nonsense\n\n5 5 13 1 9\n5 5 1 9 9\n5 5 1 1 80\n5 5 1 200 241\n99 99 1 1 80\n")
+    data = load("uci-har", tmp_path, split="kfold")
+    names = {1: "gyro_exp01_user01.txt", 2: "acc_exp02_user02.txt", 3: "gyro_exp03_user03.txt"}
+    wanted = {
+        1: f"must have the files of both sensors, got no {names[1]}",
+        2: f"must have 3 columns (x, y, z), got 2 in row 2, in {names[2]}",
+        3: f"must have finite numbers in column 'z', got 'x' in row 2, in {names[3]}",
+        4: "must have as many samples of both sensors, got 2 and 240",
+    }
+    for experiment, text in wanted.items():
+        assert reason(data, f"acc_exp{experiment:02d}_user{experiment:02d}.txt, samples 1 to 80") == text
+    assert reason(data, "labels.txt, line 61").startswith("must have five numbers")
+    assert reason(data, "labels.txt, line 63") == "must have an activity from 1 to 12, got 13"
+    assert reason(data, "labels.txt, line 64") == "must have a first sample before the last, got 9 and 9"
+    assert reason(data, "labels.txt, line 65") == "repeats line 17"
+    assert reason(data, "acc_exp05_user05.txt, samples 200 to 241").endswith("the 240 of the experiment, got 241")
+    assert reason(data, "acc_exp99_user99.txt, samples 1 to 80").endswith("got no acc_exp99_user99.txt")
+    assert len(data.lost) == 4 * 3 + 6
+
+
+def test_uci_har_needs_its_labels_and_sound_lists(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"root .*RawData/labels\.txt"):
+        uci_har.SOURCE.find_recordings(tmp_path, None)
+    trees.uci_har(tmp_path)
+    for text, got in (("4\n1\n", "line 2, got '1'"), ("4\nx\n", "line 2, got 'x'")):
+        trees.write(tmp_path / "Test" / "subject_id_test.txt", text)
+        with pytest.raises(ValueError, match=rf"subject_id_test\.txt must have .* {got}"):
+            uci_har.SOURCE.find_recordings(tmp_path, None)
+
+
+# UTD-MHAD
+
+
+def test_utd_mhad_splits_by_odd_and_even_subjects(tmp_path):
+    trees.utd_mhad(tmp_path)
+    data = load("utd-mhad", tmp_path, mode="clips")
+    assert data.config.split == "cross-subject"
+    assert data.lost == []
+    assert len(data.recordings) == 32
+    assert len(data.classes) == len(set(data.classes)) == 27
+    assert subjects(data, "test") == {"2", "4", "6", "8"}
+    assert subjects(data, "train") | subjects(data, "validation") == {"1", "3", "5", "7"}
+    assert not subjects(data, "train") & subjects(data, "validation")
+    assert {data.classes[recording.label] for recording in data.recordings} == {"swipe_left", "squat"}
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_utd_mhad_reads_a_file(tmp_path, compressed):
+    path = trees.utd_mhad(tmp_path, subjects=1, compressed=compressed) / "a1_s1_t1_inertial.mat"
+    x = read_recording(path, rate=50, source="utd-mhad")
+    assert np.allclose(x, trees.waves(41, seed=111), atol=1e-5)
+
+
+def test_utd_mhad_names_damaged_files(tmp_path):
+    folder = trees.utd_mhad(tmp_path)
+    good = (folder / "a1_s1_t1_inertial.mat").read_bytes()
+    columns, numbers = {"d_iner": np.ones((9, 5))}, {"d_iner": np.full((9, 6), np.nan)}
+    savemat(folder / "a1_s1_t2_inertial.mat", columns)
+    savemat(folder / "a1_s2_t1_inertial.mat", numbers)
+    (folder / "a1_s2_t2_inertial.mat").write_bytes(good[:-20])
+    for name in ("a28_s1_t1", "a0_s1_t1", "b1_s1_t1"):
+        (folder / f"{name}_inertial.mat").write_bytes(good)
+    data = load("utd-mhad", folder, mode="clips")
+    assert len(data.lost) == 6
+    assert reason(data, "a1_s1_t2_inertial.mat").startswith("must have 6 columns in 'd_iner' (acc_x")
+    assert "finite float32 numbers in column 'acc_x', got nan" in reason(data, "a1_s2_t1_inertial.mat")
+    assert "got an element that ends 20 bytes after the file" in reason(data, "a1_s2_t2_inertial.mat")
+    assert reason(data, "a28_s1_t1_inertial.mat") == "must have an action from 1 to 27 in its name, got 28"
+    assert reason(data, "a0_s1_t1_inertial.mat") == "must have an action from 1 to 27 in its name, got 0"
+    assert reason(data, "b1_s1_t1_inertial.mat").startswith("must be named like a1_s2_t3_inertial.mat")
+
+
+def mat_file(path, compress=False, **variables) -> bytes:
+    savemat(path, variables, do_compression=compress)
+    return path.read_bytes()
+
+
+def element(kind: int, data: bytes) -> bytes:
+    return struct.pack("<II", kind, len(data)) + data
+
+
+def test_matrices_in_matlab_files(tmp_path):
+    """Integers are stored in few bytes, and other variables do not matter."""
+    path = tmp_path / "x.mat"
+    mat_file(path, True, text="abc", cell=np.array(["a", 1], dtype=object), x=np.arange(6.0).reshape(2, 3))
+    assert np.array_equal(read_matrix(path, "x"), np.arange(6.0).reshape(2, 3))
+    content = mat_file(path, x=np.zeros((1, 8)))
+    head, numbers = content[:-72], element(9, bytes(64))
+    assert content[-72:] == numbers
+    matrix = head[HEADER + 8 :] + element(2, bytes(range(8)))  # eight doubles as bytes, as MATLAB writes them
+    path.write_bytes(content[:HEADER] + element(14, matrix))
+    assert np.array_equal(read_matrix(path, "x"), np.arange(8.0)[None])
+
+
+def test_matlab_files_that_do_harm_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "x.mat"
+    for variables, message in (
+        ({"y": np.ones((2, 2))}, "must have the variable 'x', got 'y'"),
+        ({"x": "abc"}, "a matrix of numbers as 'x', got char"),
+        ({"x": np.ones((2, 2, 2))}, r"a matrix of numbers as 'x', got double of sizes \(2, 2, 2\)"),
+        ({"x": np.ones((2, 2)) * 1j}, "real numbers as 'x', got complex128"),
+        ({"x": np.array([[1, "a"]], dtype=object)}, "a matrix of numbers as 'x', got cell"),
+    ):
+        mat_file(path, **variables)
+        with pytest.raises(DamagedFileError, match=message):
+            read_matrix(path, "x")
+    monkeypatch.setattr("muonssm.lab.activity.mat_files.MAX_BYTES", 100_000)
+    content = mat_file(path, x=np.ones((20, 20)))
+    header, plain = content[:HEADER], content[HEADER:]
+    sizes = plain.replace(struct.pack("<II", 20, 20), struct.pack("<II", 2**30, 2**30))
+    bomb = element(15, zlib.compress(bytes(1_000_000)))
+    twice = element(15, zlib.compress(element(15, zlib.compress(plain))))
+    for damaged, message in (
+        (b"", "must be a MATLAB 5 file, got one that begins with b''"),
+        (b"MATLAB 7.3 and more" * 20, "must be a MATLAB 5 file"),
+        (header, "must have the variable 'x', got none"),
+        (header + sizes, r"got double of sizes \(1073741824, 1073741824\)"),
+        (header + plain + b"abc", "got 3 bytes after the last one"),
+        (header + element(15, b"not zlib"), "compressed by zlib"),
+        (header + element(15, zlib.compress(plain)[:-9]), "a part of a compressed element"),
+        (header + twice, "compressed twice"),
+        (header + bomb, "MAX_BYTES"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedFileError, match=message):
+            read_matrix(path, "x")
+
+
+@pytest.mark.parametrize("source", ["motionsense", "uci-har", "utd-mhad"])
+def test_an_empty_folder_is_no_data_set(tmp_path, source):
+    with pytest.raises(FileNotFoundError, match=r"root must be a folder with"):
+        load(source, tmp_path)
+
+
 # files that do harm
 
 
@@ -361,16 +607,27 @@ def test_one_bad_file_is_listed_whatever_it_is(tmp_path):
     assert len(data.lost) == 7
 
 
-@pytest.mark.parametrize("source", ["MuWiGes", "MMAct", "UESTC-MMEA-CL"])
+LAYOUTS = {
+    "MuWiGes": (trees.muwiges, "*.csv", 1),
+    "MMAct": (trees.mmact, "*.csv", 1),
+    "UESTC-MMEA-CL": (trees.uestc, "*.csv", 1),
+    "motionsense": (trees.motionsense, "*.csv", 1),
+    "utd-mhad": (trees.utd_mhad, "*.mat", 1),
+    "uci-har": (trees.uci_har, "gyro_*.txt", 3),  # the segments of one file
+}
+
+
+@pytest.mark.parametrize("source", LAYOUTS)
 def test_other_layouts_never_open_a_pipe(tmp_path, source):
-    {"MuWiGes": trees.muwiges, "MMAct": trees.mmact, "UESTC-MMEA-CL": trees.uestc}[source](tmp_path)
-    path = sorted(path for path in tmp_path.rglob("*.csv"))[0]
+    write, pattern, count = LAYOUTS[source]
+    write(tmp_path)
+    path = sorted(path for path in tmp_path.rglob(pattern))[0]
     path.unlink()
     os.mkfifo(path)
     settings = {"split": "cross-subject"} if source == "MMAct" else {}
     lost = load(source, tmp_path, **settings).lost
-    assert len(lost) == 1
-    assert "must be a regular file, got a pipe" in lost[0][1]
+    assert len(lost) == count
+    assert all("must be a regular file, got a pipe" in why for _, why in lost)
 
 
 def test_sensors_whose_clocks_are_centuries_long_are_listed(tmp_path):

@@ -103,3 +103,48 @@ def mmact(root: Path, subjects=(1, 2, 17), scenes=(1, 4), sessions=(1, 4, 5), se
                     for seed, name in enumerate(("walking", carrying)):
                         path = Path(f"subject{subject}", f"scene{scene}", f"session{session}", f"{name}.csv")
                         mmact_file(root / sensor / path, int(seconds * rate), rate, 0.5, subject + seed)
+
+
+MOTION_COLUMNS = ["", *(f"attitude.{angle}" for angle in ("roll", "pitch", "yaw"))] + [
+    f"{sensor}.{axis}" for sensor in ("gravity", "rotationRate", "userAcceleration") for axis in "xyz"
+]
+
+
+def motionsense(root: Path, subjects: int = 5, samples: int = 60) -> Path:
+    """Write two activities in a long and a short trial; returns the folder of the trials."""
+    data = root / "A_DeviceMotion_data"
+    for seed, trial in enumerate(("dws_1", "dws_11", "jog_9", "jog_16")):
+        for subject in range(1, subjects + 1):
+            rows = np.column_stack([np.arange(samples), waves(samples, 12, seed=10 * subject + seed)])
+            write(data / trial / f"sub_{subject}.csv", table(rows, ",".join(MOTION_COLUMNS)))
+    return data
+
+
+def uci_har(root: Path, subjects: int = 5, samples: int = 240) -> None:
+    """Write one experiment per subject: walking, sitting, a transition, laying; the test set is subjects 4 and 5."""
+    lines = []
+    for subject in range(1, subjects + 1):
+        rows = waves(samples, seed=subject)
+        for sensor, columns in (("acc", slice(0, 3)), ("gyro", slice(3, 6))):
+            text = "".join(f"{x:.9g} {y:.9g} {z:.9g}\n" for x, y, z in rows[:, columns])
+            write(root / "RawData" / f"{sensor}_exp{subject:02d}_user{subject:02d}.txt", text)
+        segments = ((1, 1, 80), (4, 81, 160), (9, 161, 200), (6, 201, 240))
+        lines += [f"{subject} {subject} {activity} {first} {last}" for activity, first, last in segments]
+    write(root / "RawData" / "labels.txt", "\n".join(lines) + "\n")
+    write(root / "Train" / "subject_id_train.txt", "1\n1\n2\n3\n")
+    write(root / "Test" / "subject_id_test.txt", "4\n5\n")
+
+
+def utd_mhad(root: Path, subjects: int = 8, samples: int = 40, compressed: bool = True) -> Path:
+    """Write two actions in two trials of every subject; returns the folder of the files."""
+    from scipy.io import savemat
+
+    data = root / "Inertial"
+    data.mkdir(parents=True)
+    for action in (1, 27):
+        for subject in range(1, subjects + 1):
+            for trial in (1, 2):
+                rows = waves(samples + subject, seed=100 * action + 10 * subject + trial)
+                path = data / f"a{action}_s{subject}_t{trial}_inertial.mat"
+                savemat(path, {"d_iner": rows}, do_compression=compressed)
+    return data

@@ -263,6 +263,45 @@ def test_label_lists(place):
     run()
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+def test_matlab_files(place, compressed):
+    folder = trees.utd_mhad(place / f"matlab-{compressed}", subjects=1, samples=4, compressed=compressed)
+    path = folder / "a1_s1_t1_inertial.mat"
+    content = path.read_bytes()
+
+    @fuzz(150)
+    @given(damages())
+    def run(changes):
+        path.write_bytes(damaged(content, changes))
+        samples = outcome([str(path)], read_recording, path, None, 50.0, "utd-mhad")
+        if samples is not None:
+            assert samples.dtype == np.float32
+            assert samples.shape[1] == 6
+            assert np.isfinite(samples).all()
+
+    run()
+
+
+def test_labels_of_experiments(place):
+    root = place / "uci"
+    trees.uci_har(root)
+    files = ["RawData/labels.txt", "RawData/gyro_exp01_user01.txt", "Train/subject_id_train.txt"]
+    contents = {name: (root / name).read_bytes() for name in files}
+    config = ActivityConfig("uci-har", str(root), length=8, max_lost=1.0)
+
+    @fuzz(40)
+    @given(st.sampled_from(files), damages())
+    def run(name, changes):
+        (root / name).write_bytes(damaged(contents[name], changes))
+        data = outcome([str(root), "files", "split"], load_activity, config, False)
+        (root / name).write_bytes(contents[name])
+        if data is not None:
+            assert data.train.x.isfinite().all()
+            assert all(0 <= recording.label < 6 for recording in data.recordings)
+
+    run()
+
+
 # ---- recipes
 
 

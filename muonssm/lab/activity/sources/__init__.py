@@ -7,7 +7,7 @@ with another layout. Splitting, resampling, windows and standardization are the 
 
 from __future__ import annotations
 
-from . import folder, mmact, muwiges, uestc, watch
+from . import folder, mmact, motionsense, muwiges, uci_har, uestc, utd_mhad, watch
 from .source import Source
 
 SOURCES: dict[str, Source] = {
@@ -15,5 +15,9 @@ SOURCES: dict[str, Source] = {
     "MuWiGes": muwiges.SOURCE,
     "UESTC-MMEA-CL": uestc.SOURCE,
     "MMAct": mmact.SOURCE,
+    "motionsense": motionsense.SOURCE,
+    "utd-mhad": utd_mhad.SOURCE,
+    "uci-har": uci_har.SOURCE,
+    "uci-hapt": uci_har.WITH_TRANSITIONS,
     "folder": folder.SOURCE,
 }

@@ -24,6 +24,7 @@ from .colors import DARK, LIGHT, css_variables
 PHONE_WIDTH = 440  # pixels; a wider figure scrolls inside its box on a phone instead of shrinking further
 FONT_SIZE = 11
 VARIABLES = list(LIGHT)
+SVG = "http://www.w3.org/2000/svg"
 
 
 def css(name: str) -> str:
@@ -82,8 +83,7 @@ class Chart:
         *_, width, height = (round(float(x), 1) for x in drawn.get("viewBox", "").split())
         root = ElementTree.Element("svg", _root_attributes(width, height, label))
         root.extend(self._simplified(drawn, _markers(drawn)))
-        text = ElementTree.tostring(root, encoding="unicode")
-        return re.sub(r"#fade([0-9a-f]{2})", lambda color: f"var(--{VARIABLES[int(color[1], 16)]})", text)
+        return ElementTree.tostring(root, encoding="unicode")
 
     def _simplified(self, parent: ElementTree.Element, markers: Mapping[str, str]) -> list[ElementTree.Element]:
         """Return what is drawn below `parent`, in groups only where there is an annotation."""
@@ -123,18 +123,19 @@ def standalone(figure: str) -> str:
     if figure.startswith("<svg xmlns="):
         return figure
     width, height = _size(figure)
-    names = {"card", *re.findall(r"var\(--(\w+)\)", figure)}
+    root = ElementTree.fromstring(figure)
+    names = {"card"}
+    for element in root.iter():
+        for key, name in re.findall(r"([\w-]+): var\(--(\w+)\)", element.get("style", "")):
+            element.set(key, LIGHT[name])
+            names.add(name)
     light, dark = (css_variables({name: colors[name] for name in sorted(names)}) for colors in (LIGHT, DARK))
-    rules = f"svg {{ {light} background: var(--card); }}\n"
-    rules += f"@media screen and (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}"
-    text = re.sub(r'style="([^"]*)"', lambda match: _light_attributes(match[1]) + match[0], figure)
-    head, body = text.split(">", 1)
-    size = f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
-    return f"<svg {size} {head.removeprefix('<svg ')}><style>{rules}</style>{body}"
-
-
-def _light_attributes(declarations: str) -> str:
-    return "".join(f'{key}="{LIGHT[name]}" ' for key, name in re.findall(r"([\w-]+): var\(--(\w+)\)", declarations))
+    rules = ElementTree.Element("style")
+    rules.text = f"svg {{ {light} background: var(--card); }}\n"
+    rules.text += f"@media screen and (prefers-color-scheme: dark) {{ svg {{ {dark} }} }}"
+    root.insert(0, rules)
+    root.attrib = {"xmlns": SVG, "width": f"{width:g}", "height": f"{height:g}", **root.attrib}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _size(figure: str) -> tuple[float, float]:
@@ -152,6 +153,11 @@ def _root_attributes(width: float, height: float, label: str) -> dict[str, str]:
         "role": "img", "aria-label": label, "font-family": "system-ui, sans-serif",
         "stroke-linejoin": "round", "pointer-events": "none",
     }  # fmt: skip
+
+
+def _variable(color: re.Match[str]) -> str:
+    """Return what stands for a color of `css`."""
+    return f"var(--{VARIABLES[int(color[1], 16)]})"
 
 
 def _local(name: str) -> str:
@@ -186,7 +192,8 @@ def _plain_element(element: ElementTree.Element, tag: str, markers: Mapping[str,
     if attributes.get("transform", "").startswith(("rotate(0 ", "rotate(-0 ")):
         del attributes["transform"]
     if "style" in attributes:
-        attributes["style"] = re.sub(r"font-family: [^;]*(; |$)", "", attributes["style"])
+        look = re.sub(r"font-family: [^;]*(; |$)", "", attributes["style"])
+        attributes["style"] = re.sub(r"#fade([0-9a-f]{2})", _variable, look)
     copied = ElementTree.Element(tag, attributes)
     copied.text = element.text if tag == "text" else None
     return copied

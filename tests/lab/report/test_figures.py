@@ -119,6 +119,19 @@ def test_a_file_has_its_own_colors_for_both_modes(name):
         standalone("<p>")
 
 
+def test_a_file_of_an_empty_figure_is_xml():
+    alone = ElementTree.fromstring(standalone('<svg viewBox="0 0 1 1" />'))
+    assert [element.tag.rpartition("}")[2] for element in alone.iter()] == ["svg", "style"]
+
+
+@pytest.mark.parametrize("name", ["#fadeff", "#fade01", 'style="fill: var(--no)"', "var(--no)", "a > b", "</svg>"])
+def test_names_that_look_like_svg_stay_text(name):
+    figure = bars({name: (1.0, None)}, name)
+    for text in (figure, standalone(figure)):
+        assert name in texts(text)
+        assert ElementTree.fromstring(text).get("aria-label") == name
+
+
 def test_figures_beside_each_other_do_not_overlap():
     one, two = bars({"plain": (1.0, None)}, "x"), pictures([[[1.0]]], ["S"])
     (first, second), whole = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import transformers_check  # noqa: F401, first: its error says what to do
 from .cache import MuonSSMCache
 from .config import MuonSSMConfig
 from .network import (

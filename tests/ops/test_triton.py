@@ -39,11 +39,15 @@ def test_memory_under_the_interpreter():
     run_interpreted("tests/ops/interpreted_memory.py")
 
 
-COMPILED = [
-    *((architecture, "paper") for architecture in ARCHITECTURES),
-    ("sm_90", "residual"),
-    ("sm_90", "residual, inject"),
-]
+RULES = {
+    "paper": {},
+    "paper, inject": {"inject": True},
+    "gated": {"beta_outside": True},
+    "residual": {"residual": True},
+    "residual, inject": {"residual": True, "inject": True},
+    "residual, gated, inject": {"residual": True, "beta_outside": True, "inject": True},
+}
+COMPILED = [*((architecture, "paper") for architecture in ARCHITECTURES), *(("sm_90", rule) for rule in [*RULES][1:])]
 
 
 @pytest.mark.slow
@@ -55,7 +59,7 @@ def test_memory_kernels_compile_without_spills(architecture, size, rule):
     from muonssm.ops.triton.aot import TARGETS, compile_for
 
     target = TARGETS[architecture]
-    for name, variant in variants(architecture, size, rule != "paper", rule.endswith("inject")).items():
+    for name, variant in variants(architecture, size, **RULES[rule]).items():
         report = compile_for(variant, target)
         assert report.spills == 0, f"{name} spills {report.spills} on {architecture}"
         assert report.shared <= target.shared, f"{name} takes {report.shared} bytes of shared memory on {architecture}"

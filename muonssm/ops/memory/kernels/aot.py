@@ -40,12 +40,18 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def variants(
-    architecture: str, size: int, residual: bool = False, inject: bool = False, dtype: torch.dtype = torch.bfloat16
+    architecture: str,
+    size: int,
+    *,
+    residual: bool = False,
+    inject: bool = False,
+    beta_outside: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Variant]:
     """Return the kernels of training and decoding on `dtype`, with momentum, correction, states and gamma's gradient.
 
-    `memory_solve` is the variant of the backward pass, which does more. `residual` and `inject` select other rules than
-    the paper's.
+    `memory_solve` is the variant of the backward pass, which does more. `residual`, `inject` and `beta_outside` select
+    other rules than the paper's.
     """
     precision, operand = support.dot_precision(dtype, architecture), support.operand_dtype(dtype, architecture)
     result = {}
@@ -54,7 +60,7 @@ def variants(
         known: dict[str, Any] = {"m": size, "d": size, "MP": size, "DP": size}
         known |= {"BD": min(cut.BD, size), "BM": min(cut.BM, size), "STEPS": 1}
         known |= dict.fromkeys(("MOMENTUM", "ERASE", "BACKWARD", "DGAMMA", "STATE", "ENDS"), True)
-        known |= {"RESIDUAL": residual, "INJECT": inject, "BETA_OUTSIDE": False}
+        known |= {"RESIDUAL": residual, "INJECT": inject, "BETA_OUTSIDE": beta_outside}
         known |= {"OPERAND": tl.bfloat16 if operand == torch.bfloat16 else tl.float32, "PRECISION": precision}
         constants = {argument: known[argument] for argument in kernel.arg_names if argument in known}
         types = {

@@ -1,11 +1,13 @@
 """How near a training step comes to the machine's matmul limit, its memory, and what a busy core costs it.
 
 The limit: 6 N flops per token (N parameters; forward 2 N, backward 4 N) at the rate of a large square product in the
-same run and the same precision.
+same run and the same precision. Steps run as `muonssm train` runs them, so float32 products take the faster library of
+`muonssm.lab.core.matmul`. Where that is not torch's own choice, the share of the limit of that choice stands beside.
 """
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import time
@@ -18,12 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from muonssm.lab.core.allocator import keep_freed_memory
+from muonssm.lab.core.matmul import choose_matmuls, fast_matmuls
 from muonssm.lab.core.precision import choose_precision
 from muonssm.lab.core.timing import best_seconds
 
 from .measure import peak_bytes
 
 SQUARE = 2048  # rows and columns of the product that gives the rate
+OWN_CHOICE = "float32 by torch's own choice"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -53,18 +58,26 @@ def fast_precisions() -> tuple[str, ...]:
 
 
 def matmul_rates(rounds: int = 8) -> dict[str, float]:
-    """Flops per second of a large square product, by precision."""
-    products = {}
+    """Flops per second of a large square product, by precision; of float32 also by torch's own choice of library."""
+    products: dict[str, Callable[[], Tensor]] = {}
     for name in fast_precisions():
         a, b = torch.randn(2, SQUARE, SQUARE).to(DTYPES[name])
-        products[name] = lambda a=a, b=b: a @ b
+        product = functools.partial(torch.mm, a, b)
+        products[name] = fast_matmuls()(product)
+        if name == "float32" and choose_matmuls().onednn:
+            products[OWN_CHOICE] = product
     return {name: 2 * SQUARE**3 / seconds for name, seconds in best_seconds(products, rounds).items()}
 
 
 def training_work(model: nn.Module, tokens: int, precision: str, **batch: Tensor) -> Work:
-    """A whole step of training `model` on `batch`: autocast if asked for, clipping, fused AdamW."""
+    """A whole step of training `model` on `batch`: autocast if asked for, clipping, fused AdamW.
+
+    From then on the process keeps the memory that it frees, as in training.
+    """
+    keep_freed_memory()
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
+    @fast_matmuls()
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
             loss = model(**batch)["loss"]
@@ -78,7 +91,13 @@ def training_work(model: nn.Module, tokens: int, precision: str, **batch: Tensor
 
 def shares(works: dict[str, Work], seconds: dict[str, float], rates: dict[str, float]) -> dict[str, float]:
     """The share of the limit that each step reaches, as entries of a summary."""
-    return {f"share of the matmul limit, {name}": works[name].limit_seconds(rates) / seconds[name] for name in works}
+    found = {f"share of the matmul limit, {name}": works[name].limit_seconds(rates) / seconds[name] for name in works}
+    if OWN_CHOICE in rates:
+        own = {"float32": rates[OWN_CHOICE]}
+        for name, work in works.items():
+            if work.precision == "float32":
+                found[f"share of the limit of torch's own choice, {name}"] = work.limit_seconds(own) / seconds[name]
+    return found
 
 
 def memory_bytes(work: Work) -> int:

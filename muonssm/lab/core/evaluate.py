@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from .matmul import fast_matmuls
 from .run_folder import RunFolder
 from .task import Task
 
@@ -28,6 +29,7 @@ def evaluate(path: str | Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
+@fast_matmuls()
 def score_split(
     task: Task,
     model: nn.Module,

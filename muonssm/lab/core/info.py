@@ -7,6 +7,7 @@ import platform
 
 import torch
 
+from muonssm.lab.core.matmul import choose_matmuls
 from muonssm.ops import IMPLEMENTATIONS, cpu_library
 from muonssm.ops.dispatch import Problem, choose
 from muonssm.ops.triton import support
@@ -46,7 +47,9 @@ def describe() -> str:
     lines.append(f"  impl='auto' takes {sequences} for sequences, {single_step} for a single step")
     reason = cpu_library.unavailable()
     decoding = f"one native call per token ({cpu_library.isa()})" if reason is None else f"the ordinary way: {reason}"
-    lines += ["", f"decoding on a CPU: {decoding}", "", "optional packages:"]
+    matmuls = choose_matmuls()
+    library = f"{'oneDNN' if matmuls.onednn else 'as torch chooses'} ({matmuls.reason})"
+    lines += ["", f"decoding on a CPU: {decoding}", f"float32 matmuls in training: {library}", "", "optional packages:"]
     lines += [f"  {name:<13} {version(name)}" for name in OPTIONAL]
     return "\n".join(lines)
 

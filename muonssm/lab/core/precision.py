@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from .cpu import cpu_fields
 
 CPU_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # in /proc/cpuinfo; without them bfloat16 is slower
 
@@ -28,16 +29,8 @@ def choose_precision(setting: str) -> Precision:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return Precision("bfloat16", "the GPU has bfloat16 matmuls")
         return Precision("float32", "the GPU has no bfloat16 matmuls")
-    flags = _cpu_flags()
+    flags = cpu_fields().get("flags", "").split()
     found = [name for flag, name in CPU_FLAGS.items() if flag in flags]
     if found:
         return Precision("bfloat16", f"the CPU multiplies it faster than float32 ({found[0]})")
     return Precision("float32", "the CPU has no instructions for products of bfloat16")
-
-
-def _cpu_flags(path: Path = Path("/proc/cpuinfo")) -> set[str]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())

@@ -18,6 +18,7 @@ from .engine import BestCheckpoint, Snapshots, TaskTrainer, training_arguments
 from .files import naming
 from .library_output import hide_progress_bars
 from .lock import locked
+from .matmul import fast_matmuls
 from .precision import choose_precision
 from .processes import is_first_process, processes
 from .progress import ProgressBar, history, tensorboard, timing
@@ -29,7 +30,8 @@ from .task import DataSplits
 def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSplits | None = None) -> dict[str, Any]:
     """Train by `recipe` into the folder `output`; return the content of its metrics.json.
 
-    From then on the process keeps the memory that it frees; see `allocator`.
+    From then on the process keeps the memory that it frees; see `allocator`. Meanwhile float32 matrices are multiplied
+    by the faster library; see `matmul`.
 
     Args:
         recipe: task and training settings.
@@ -38,7 +40,7 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSp
         data: the recipe's data, if the caller has loaded it already.
     """
     folder = RunFolder(output)
-    with locked(output), naming(folder.path):
+    with locked(output), naming(folder.path), fast_matmuls():
         folder.clean()
         return _train(recipe, folder, resume, data)
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from muonssm.lab.core import openmp, precision
+from muonssm.lab.core import openmp
 
 SETTINGS = dict.fromkeys(openmp.SETTINGS)
 PRINT = f"import json, os; print(json.dumps([os.environ.get(n) for n in {openmp.SETTINGS!r}]))"
@@ -65,21 +65,6 @@ def test_the_quota_of_a_container_counts(text, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(openmp, "QUOTA", tmp_path / "cpu.max")
     available = len(os.sched_getaffinity(0))
     assert openmp.usable_cores() == (available if cores is None else cores)
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [("fpu avx512f avx512_bf16", "bfloat16"), ("fpu amx_bf16", "bfloat16"), ("fpu avx512f", "float32")],
-)
-def test_auto_precision_follows_the_cpu(flags, name, tmp_path, monkeypatch):
-    path = tmp_path / "cpuinfo"
-    path.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    found = precision._cpu_flags(path)
-    assert not precision._cpu_flags(tmp_path / "none")
-    monkeypatch.setattr(precision, "_cpu_flags", lambda: found)
-    monkeypatch.setattr(precision.torch.cuda, "is_available", lambda: False)
-    assert precision.choose_precision("auto").name == name
-    assert precision.choose_precision("float32").name == "float32"
 
 
 def test_a_busy_core_costs_little():

@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: demo test test-fast torture lint docs bench clean
 
-# Compare LongHorn, plain and with Muon, on smartwatch data: the paper's recipe, shortened to fit five minutes.
+# Compare memory rules on smartwatch data: five seeds of small runs with intervals, spectra and ranks, in under five minutes.
 demo: $(VENV)/activity
 	rm -rf runs/demo
-	$(BIN)/muonssm compare watch --set training.epochs=8 --set training.snapshots=true --output runs/demo
+	$(BIN)/muonssm study demo --output runs/demo
 
 # All tests.
 test: $(VENV)/dev

@@ -23,6 +23,7 @@ from muonssm.ops import Muon
 from .augment import Augmentation
 from .config import ActivityConfig
 from .dataset import load_activity
+from .peers import PEERS, predict_by_peer
 from .windows import WindowSet
 
 METRICS = ("accuracy", "precision", "recall", "f1")
@@ -54,7 +55,7 @@ class ActivityTask(Task):
         "convergence",
         "scaling",
     )
-    peers: ClassVar[tuple[str, ...]] = ("minirocket",)
+    peers: ClassVar[tuple[str, ...]] = tuple(PEERS)
 
     data: ActivityConfig
     model: ActivityModelConfig
@@ -141,16 +142,9 @@ class ActivityTask(Task):
         return scores_by_variant(rows, source=self.data.source, backbone=self.model.backbone)
 
     def score_peer(self, name: str, data: DataSplits, seed: int) -> dict[str, Any]:
-        """Train aeon's MiniRocket on the training windows; return its scores on the test windows."""
-        try:
-            from aeon.classification.convolution_based import MiniRocketClassifier
-        except ImportError as error:
-            message = f"--against {name} needs the extra `bench` (pip install 'muonssm[bench]'): {error}"
-            raise ImportError(message) from error
+        """Train a classifier of aeon on the training windows; return its scores on the test windows."""
         train, test = (split.windows for split in (data.train, data.test))  # type: ignore[union-attr]
-        model = MiniRocketClassifier(random_state=seed, n_jobs=-1)
-        model.fit(train.x.mT.numpy(), train.y.numpy())
-        logits = np.eye(len(data.metadata["classes"]))[model.predict(test.x.mT.numpy())]
+        logits = np.eye(len(data.metadata["classes"]))[predict_by_peer(name, train, test, seed)]
         scores = score_logits(logits, test.y.numpy())
         return {key: value for key, value in scores.items() if key != "loss"}  # a peer has classes, not logits
 

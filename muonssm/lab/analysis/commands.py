@@ -1,14 +1,19 @@
-"""The command `analyze`."""
+"""The commands `analyze` and `study`."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from typing import Any
 
 from muonssm.lab.core.commands import CommandTable
 
+STUDY_LISTS = ("recipes", "backbones", "variants", "peers", "analyses")  # of a grid, and options of `study`
+
 
 def add_commands(table: CommandTable) -> None:
-    """Add `analyze`."""
+    """Add `analyze` and `study`."""
+    _add_study(table)
     text = "analyze a run: spectra, ranks, gradients and studies, as in the paper, into RUN/analysis"
     parser = table.add("analyze", _analyze, "report", text)
     parser.add_argument("folder", metavar="RUN", help="folder of a finished run or comparison")
@@ -27,6 +32,48 @@ def add_commands(table: CommandTable) -> None:
     )
     parser.add_argument("--workers", type=int, help="number of processes of studies (default: one per core)")
     parser.add_argument("--resume", action="store_true", help="keep results that exist already")
+
+
+def _add_study(table: CommandTable) -> None:
+    text = "compare variants over several recipes and backbones, analyze them, and write one report"
+    parser = table.add("study", _study, "activity", text)
+    parser.add_argument("study", metavar="STUDY", help="name of a study, or a .toml file")
+    for name in STUDY_LISTS:
+        parser.add_argument(f"--{name}", metavar="NAMES", help=f"{name}, separated by commas (default: the study's)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: the study's)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="[RECIPE:]SECTION.KEY=VALUE",
+        help="change a setting of every recipe, or of one, like watch-small:training.epochs=5",
+    )
+    parser.add_argument("--output", help="folder of the study (default: runs/study-STUDY)")
+    parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted study, also with more seeds")
+
+
+def _study(arguments: argparse.Namespace) -> int:
+    from muonssm.lab.core.grid import Grid, run_grid
+    from muonssm.lab.report.study_page import text_table, write_study
+
+    from .analyses import analyze
+
+    grid = Grid.load(arguments.study)
+    changes: dict[str, Any] = {"changes": (*grid.changes, *arguments.set)}
+    for name in STUDY_LISTS:
+        if (value := getattr(arguments, name)) is not None:
+            changes[name] = tuple(part.strip() for part in value.split(",") if part.strip())
+    if arguments.seeds is not None:
+        changes["seeds"] = arguments.seeds
+    grid = replace(grid, **changes)
+    result = run_grid(grid, arguments.output or f"runs/study-{grid.name}", arguments.resume, arguments.workers)
+    print(text_table(result), flush=True)
+    for folder in result.folders if grid.analyses else ():
+        for name, sentences in analyze(folder, grid.analyses, workers=arguments.workers, resume=True):
+            print(f"{folder.name}, {name}: {sentences[0] if sentences else 'done'}", flush=True)
+    print(f"\nreport: {write_study(result)}")
+    return 0
 
 
 def _analyze(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .lock import locked
+from .parallel_runs import train_all
 from .recipe import Recipe, check_name
 from .run_files import check_comparison
 from .run_folder import RunFolder, as_json
@@ -136,11 +137,15 @@ class Comparison:
         """Mean and deviation of a variant's score on the test set, or on a further one."""
         return Spread.of([run.score(metric, extra_test) for run in self.runs_of(variant)])
 
-    def difference(self, variant: str, metric: str) -> Interval:
+    def paired_differences(self, variant: str, metric: str) -> list[float]:
         """The variant minus plain, pair by pair (same seed, same fold); pairs with a diverged run are left out."""
         base = {(run.seed, run.fold): run.score(metric) for run in self.runs_of(PLAIN)}
         pairs = [(run.score(metric), base[run.seed, run.fold]) for run in self.runs_of(variant)]
-        return Interval.of([one - other for one, other in pairs if one is not None and other is not None])
+        return [one - other for one, other in pairs if one is not None and other is not None]
+
+    def difference(self, variant: str, metric: str) -> Interval:
+        """The mean of `paired_differences`, with its interval."""
+        return Interval.of(self.paired_differences(variant, metric))
 
     @property
     def compared(self) -> list[str]:
@@ -184,6 +189,7 @@ def compare(
     against: str | None = None,
     resume: bool = False,
     variants: Sequence[str] = DEFAULT_VARIANTS,
+    workers: int | None = 1,
 ) -> Comparison:
     """Train every variant into folders below `output`; write comparison.json there and return its content.
 
@@ -194,6 +200,8 @@ def compare(
         against: a peer of the task, trained on the same data.
         resume: continue an earlier call with the same recipe, also with more variants, seeds or folds.
         variants: names in `muonssm.lab.core.variants.VARIANTS`. Without plain there are no differences.
+        workers: the number of processes that train runs side by side, with their share of the cores each; None is one
+            per core.
     """
     _check(recipe, seeds, folds, against)
     names = check_variants(variants)
@@ -201,11 +209,18 @@ def compare(
         with _naming(name):
             recipe.variant(name, 0, 0)
     with locked(output):
-        return _compare(recipe, RunFolder(output), seeds, folds, against, resume, names)
+        return _compare(recipe, RunFolder(output), seeds, folds, against, resume, names, workers)
 
 
 def _compare(
-    recipe: Recipe, folder: RunFolder, seeds: int, folds: int, against: str | None, resume: bool, names: Sequence[str]
+    recipe: Recipe,
+    folder: RunFolder,
+    seeds: int,
+    folds: int,
+    against: str | None,
+    resume: bool,
+    names: Sequence[str],
+    workers: int | None,
 ) -> Comparison:
     folder.clean()
     settings = {"recipe": recipe.to_dict()}  # a comparison can be resumed with more variants, seeds, folds or peers
@@ -218,10 +233,13 @@ def _compare(
             _check_models(recipe, names, data)
         folder.begin("comparison-settings.json", settings)  # only now: unreadable data leaves no folder behind
         paper = recipe.task.paper_scores(data.metadata)
+        if workers != 1:
+            jobs = dict(_job(recipe, variant, seed, fold, folder) for seed in range(seeds) for variant in names)
+            train_all(jobs, folder.path.name, workers)
         for seed in range(seeds):
             runs += [_run(recipe, variant, seed, fold, data, folder) for variant in names]
             if against:
-                runs.append(_run_peer(recipe, against, seed, fold, data, folder))
+                runs.append(run_peer(recipe, against, seed, fold, data, folder))
     task, content = recipe.task, recipe.to_dict()
     result = Comparison(task.title, task.metrics, content, seeds, folds, against, tuple(runs), paper)
     folder.write("comparison.json", result.to_dict())
@@ -255,15 +273,21 @@ def _check_models(recipe: Recipe, variants: Sequence[str], data: DataSplits) -> 
             recipe.variant(name, 0, 0).task.build_model(data.metadata)
 
 
+def _job(recipe: Recipe, variant: str, seed: int, fold: int, folder: RunFolder) -> tuple[Path, Recipe]:
+    """The folder of one run, and its recipe."""
+    run = recipe.variant(variant, recipe.training.seed + seed, fold)
+    return folder.path / f"{variant}-seed{seed}-fold{fold}", run
+
+
 def _run(recipe: Recipe, variant: str, seed: int, fold: int, data: DataSplits, folder: RunFolder) -> ComparedRun:
     """Train one variant, unless its folder is finished."""
-    name, run = f"{variant}-seed{seed}-fold{fold}", recipe.variant(variant, recipe.training.seed + seed, fold)
-    metrics = train(run, folder.path / name, resume=True, data=data)
+    place, run = _job(recipe, variant, seed, fold, folder)
+    metrics = train(run, place, resume=True, data=data)
     extra, reason = metrics.get("extra_tests", {}), metrics.get("diverged")
-    return ComparedRun(variant, seed, fold, name, metrics["test"], extra, reason)
+    return ComparedRun(variant, seed, fold, place.name, metrics["test"], extra, reason)
 
 
-def _run_peer(recipe: Recipe, peer: str, seed: int, fold: int, data: DataSplits, folder: RunFolder) -> ComparedRun:
+def run_peer(recipe: Recipe, peer: str, seed: int, fold: int, data: DataSplits, folder: RunFolder) -> ComparedRun:
     """Train a peer, unless its folder is finished."""
     name = f"{peer}-seed{seed}-fold{fold}"
     run = RunFolder(folder.path / name)

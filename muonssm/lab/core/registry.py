@@ -3,7 +3,8 @@
     TASKS = {"name in a recipe": "module.ClassName"}     relative to the folder
     EXTRA = "activity"                                   the pip extra that the module needs
 
-Recipes are the .toml files in the room's `recipes/`. A new task needs nothing outside its own folder.
+Recipes are the .toml files in the room's `recipes/`, studies those in its `studies/`. A new task needs nothing outside
+its own folder.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ def task_registry() -> dict[str, Registered]:
 @functools.cache
 def recipe_files() -> dict[str, Path]:
     """The library's recipes by name."""
-    folders = [Path(path) / "recipes" for room in _rooms() for path in room.__path__]
-    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.toml"))}
+    return _toml_files("recipes")
+
+
+@functools.cache
+def study_files() -> dict[str, Path]:
+    """The library's studies by name."""
+    return _toml_files("studies")
 
 
 def task_class(name: Any) -> type[Task]:
@@ -58,6 +64,11 @@ def task_class(name: Any) -> type[Task]:
         raise ImportError(
             f"task {name!r} needs the extra `{extra}` (pip install 'muonssm[{extra}]'): {error}"
         ) from error
+
+
+def _toml_files(kind: str) -> dict[str, Path]:
+    folders = [Path(path) / kind for room in _rooms() for path in room.__path__]
+    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.toml"))}
 
 
 def _rooms() -> list[Any]:

@@ -21,6 +21,8 @@ def add_commands(table: CommandTable) -> None:
     compare.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     compare.add_argument("--folds", type=int, default=1, help="number of cross-validation folds (default: 1)")
     compare.add_argument("--against", metavar="PEER", help="also train a classifier of another library")
+    text = "runs to train side by side, each with its share of the cores (default: 1)"
+    compare.add_argument("--workers", type=int, default=1, metavar="N", help=text)
     text = "write one HTML page about runs and comparisons: scores beside the paper's, figures, analyses, settings"
     report = table.add("report", _report, "report", text)
     report.add_argument("runs", metavar="RUN", nargs="+", help="folder of a finished run or comparison")
@@ -46,7 +48,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     variants = [name.strip() for name in arguments.variants.split(",")]
     counts = (arguments.seeds, arguments.folds)
     with locked(output):
-        result = compare(recipe, output, *counts, arguments.against, arguments.resume, variants)
+        result = compare(recipe, output, *counts, arguments.against, arguments.resume, variants, arguments.workers)
         print(table(result))
         print(f"\nreport: {write_report([output])}")
     return 0

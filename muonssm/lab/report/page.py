@@ -68,6 +68,11 @@ def join(*pieces: Markup) -> Markup:
     return Markup("\n").join(piece for piece in pieces if piece)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which has an s unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def paragraph(text: str, soft: bool = False) -> Markup:
     """A paragraph; `soft` is for remarks."""
     return _piece("paragraph", text, soft)

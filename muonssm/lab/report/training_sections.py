@@ -32,14 +32,10 @@ def summary(experiment: Experiment) -> str:
     """Say in one line how many runs there are, how long they train and by which recipe."""
     comparison, training = experiment.comparison, experiment.recipe.training
     budget = f"{training.steps} steps" if training.steps else f"at most {training.epochs} epochs"
-    runs = f"{_count(comparison.seeds, 'seed')}, {_count(comparison.folds, 'fold')}"
+    runs = f"{page.counted(comparison.seeds, 'seed')}, {page.counted(comparison.folds, 'fold')}"
     if experiment.is_single_run:
         runs = f"one run, seed {training.seed}"
     return f"{runs}, {budget} with a batch size of {training.batch_size}; recipe {experiment.recipe.name}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def sections(experiment: Experiment) -> list[Section]:

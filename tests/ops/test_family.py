@@ -193,6 +193,31 @@ def test_gradcheck(impl, rule, inject, gamma):
     assert torch.autograd.gradcheck(run, tuple(inputs.values()), fast_mode=True)
 
 
+@all_combinations(impl=IMPLS, rule=RULES, inject=[False, True])
+def test_padding_changes_nothing(impl, rule, inject):
+    """Zeros before a sequence keep a zero state at zero, and outputs are causal."""
+    case = Case(muon=RULES[rule], inject=inject, lengths=(70,), gamma="float", initial_state=False)
+    i = make_inputs(case)
+    alone, end = call(case, i, impl)
+    padded, last = call(case, {name: F.pad(x, (0,) * (2 * x.ndim - 4) + (41, 0)) for name, x in i.items()}, impl)
+    found = {"y": padded[:, 41:], "S": last.S, "M": last.M}
+    assert_close(found, {"y": alone, "S": end.S, "M": end.M}, TOLERANCE[torch.float64])
+    assert not padded[:, :41].any()
+    start, _ = call(case, {name: x[:, :41] for name, x in i.items()}, impl)
+    assert difference(alone[:, :41], start) < TOLERANCE[torch.float64]
+
+
+@all_combinations(rule=RULES, inject=[False, True], dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_a_decoding_step_is_a_sequence_of_one(rule, inject, dtype):
+    case = Case(muon=RULES[rule], inject=inject, lengths=(1, 1), gamma="float", d=8, m=16)
+    i = make_inputs(case, dtype)
+    wide = {name: x if name in "qkv" else x.to(i["S"].dtype) for name, x in i.items()}  # takes the shortcut
+    y, state = call(case, wide, "native")
+    wanted, end = call(case, {name: x.double() for name, x in i.items()}, "reference")
+    assert y.dtype == dtype
+    assert_close({"y": y, "S": state.S, "M": state.M}, {"y": wanted, "S": end.S, "M": end.M}, TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("rule", ["residual", "gated"])
 def test_compiles_as_one_graph(rule):
     case = Case(muon=RULES[rule], inject=True, lengths=(70,), gamma="float", initial_state=False)
@@ -202,14 +227,14 @@ def test_compiles_as_one_graph(rule):
         assert difference(compiled(**inputs), call(case, inputs, impl)[0]) < 1e-6
 
 
-@pytest.mark.parametrize("rule", ["residual", "gated"])
-def test_exports(rule):
+@all_combinations(impl=["native", "chunked"], rule=RULES)
+def test_exports(impl, rule):
     case = Case(muon=RULES[rule], inject=True, lengths=(70,), gamma="float")
 
     class Operator(torch.nn.Module):
         def forward(self, q, k, v, log_alpha, beta, inject, S, M):
             inputs = {"q": q, "k": k, "v": v, "log_alpha": log_alpha, "beta": beta, "inject": inject, "S": S, "M": M}
-            y, state = call(case, inputs, "chunked")
+            y, state = call(case, inputs, impl)
             return y, *state
 
     i = make_inputs(case, torch.float32)

@@ -17,7 +17,7 @@ from muonssm.ops.causal_conv import Convolved, causal_convolution, shifts
 
 from .exchange import Exchange
 from .layout import Layout
-from .states import check_rows, final_states, first_rows, gradient_of_final_states
+from .states import check_first_order, final_states, first_rows, gradient_of_final_states
 
 if TYPE_CHECKING:
     from .context import ContextParallel
@@ -34,17 +34,27 @@ def convolution(
     """Run `causal_convolution` on the piece x `[B, L, C]`."""
     before = weights[0].shape[2] - 1
     n, C = x.shape[0], x.shape[2]
-    check_rows("tail", tail, layout)
     if tail is not None:
         tail = tail.to(x.dtype)
     zeros = x.new_zeros(n if layout.members is None else len(layout.members), before, C)
     if before == 0:  # no step needs another one
         return causal_convolution(x, *weights, tail=zeros, cu_seqlens=layout.bounds, **settings)
-    carried = _Shift.apply(_last_rows(x, layout, tail, before), layout, context.exchange, before)
+    carried = _Shift.apply(_last_rows(x, layout, tail, before), tail, layout, context.exchange, before)
     tails = first_rows(layout, tail, carried, zeros)
     y, end = causal_convolution(x, *weights, tail=tails, cu_seqlens=layout.bounds, **settings)
     y, end = _Join.apply(layout, context, y, end, carried)
     return Convolved(y, end)
+
+
+def describe(x: Tensor, weights: Any, tail: Tensor | None, cu_seqlens: Tensor | None) -> str:
+    """Describe a call: what a process must know of the others' pieces."""
+    passes = torch.is_grad_enabled() and (x.requires_grad or (tail is not None and tail.requires_grad))
+    learns = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in weights)
+    packed = None if cu_seqlens is None else cu_seqlens.numel() - 1
+    return (
+        f"convolution of batch {x.shape[0]}, packed {packed}, channels {x.shape[2]}, taps {weights[0].shape[2]}, "
+        f"dtype {x.dtype}, gradients {passes}, of weights {learns}"
+    )
 
 
 def _last_rows(x: Tensor, layout: Layout, tail: Tensor | None, before: int) -> Tensor:
@@ -60,10 +70,13 @@ def _last_rows(x: Tensor, layout: Layout, tail: Tensor | None, before: int) -> T
 
 
 class _Shift(torch.autograd.Function):
-    """Send the last inputs to the next process; return those of the one before. Gradients go the other way."""
+    """Send the last inputs to the next process; return those of the one before. Gradients go the other way.
+
+    Where the caller's tail learns, all processes go backward, also those that do not start from it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, layout: Layout, exchange: Exchange, before: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, tail: Tensor | None, layout: Layout, exchange: Exchange, before: int) -> Tensor:
         ctx.call, ctx.count = (layout, exchange, before), rows.shape[1]
         to, source = _neighbors(exchange, forwards=True)
         like = rows.new_empty(rows.shape[0], before, rows.shape[2])
@@ -76,7 +89,8 @@ class _Shift(torch.autograd.Function):
         return torch.zeros_like(like) if got is None or not layout.carries_in else got
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        check_first_order()
         layout, exchange, before = ctx.call
         to, source = _neighbors(exchange, forwards=False)
         grad = grad if layout.carries_in else torch.zeros_like(grad)
@@ -89,7 +103,7 @@ class _Shift(torch.autograd.Function):
                 passed[:, ctx.count :] = got[:, : before - ctx.count]
             exchange.pass_on(grad + passed, to, None, None)
         got = torch.zeros_like(grad) if got is None or not layout.carries_out else got
-        return got[:, before - ctx.count :], None, None, None
+        return got[:, before - ctx.count :], None, None, None, None
 
 
 def _neighbors(exchange: Exchange, forwards: bool) -> tuple[int | None, int | None]:
@@ -114,4 +128,5 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dend: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor]:
+        check_first_order()
         return None, None, dy, gradient_of_final_states([dend], *ctx.call)[0], ctx.carried

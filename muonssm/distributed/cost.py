@@ -80,6 +80,15 @@ def convolution_bytes(channels: int, taps: int, size: int, batch: int, itemsize:
     return (1 + backward) * batch * itemsize * (size - 1) * (taps - 1) * channels
 
 
+def agreement_bytes(calls: int, size: int) -> int:
+    """Return what `size` processes send to check that they make the same calls.
+
+    Args:
+        calls: different calls inside one `context_parallel`; further ones that are alike are not compared again.
+    """
+    return calls * size * (size - 1) * 8
+
+
 def ddp_bytes(parameters: int, size: int, itemsize: int = 4) -> int:
     """Return what `size` processes send for one step of DDP: a ring's sum of all gradients."""
     return 2 * (size - 1) * parameters * itemsize

@@ -8,6 +8,9 @@ An affine map of a state, Z -> Z A + C, is a pair of tensors that have the same 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -74,13 +77,18 @@ class Exchange:
         self.bytes_sent += 2 * (self.size - 1) * total.numel() * total.itemsize // self.size
         return total
 
-    def gather(self, number: int, device: torch.device) -> list[int]:
-        """Return every process's `number`, in order."""
-        own = torch.tensor([number], device=device)
+    def gather(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Return every process's `numbers`, in order."""
+        own = torch.tensor(numbers, dtype=torch.int64, device=device)
         every = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(every, own, group=self.group)
-        self.bytes_sent += (self.size - 1) * own.itemsize
-        return [int(one) for one in every]
+        self.bytes_sent += (self.size - 1) * own.numel() * own.itemsize
+        return [one.tolist() for one in every]
+
+    def differing(self, text: str, device: torch.device) -> list[int]:
+        """Return the processes whose `text` differs from this one's; every process must ask. Sends eight bytes each."""
+        every = [found for (found,) in self.gather([digest(text)], device)]
+        return [rank for rank, found in enumerate(every) if found != every[self.rank]]
 
     def prefix(self, A: Tensor, C: Tensor, backwards: bool = False) -> Tensor:
         """Return the state before this process's piece: the maps of all earlier pieces, applied to zero in order.
@@ -134,6 +142,11 @@ class Exchange:
         if position is None:
             return None
         return self.size - 1 - position if backwards else position
+
+
+def digest(text: str) -> int:
+    """Return a number of 63 bits for a text, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def rounds(size: int) -> list[int]:

@@ -66,9 +66,8 @@ def batch_layout(length: int, rank: int, size: int) -> Layout:
     return Layout(length, None, None, 0, rank > 0, rank < size - 1)
 
 
-def packed_layout(cu_seqlens: Tensor, lengths: list[int], rank: int) -> Layout:
-    """Lay out a piece of a packed row; `lengths` has the steps of every process."""
-    bounds = cu_seqlens.tolist()
+def packed_layout(bounds: list[int], lengths: list[int], rank: int) -> Layout:
+    """Lay out a piece of a packed row; `bounds` are those of `cu_seqlens`, `lengths` has the steps of every process."""
     _check(bounds, lengths)
     start = sum(lengths[:rank])
     end = start + lengths[rank]
@@ -88,6 +87,11 @@ def _check(bounds: list[int], lengths: list[int]) -> None:
     total = sum(lengths)
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != total or any(a > b for a, b in itertools.pairwise(bounds)):
         wanted = f"start at 0, never decrease and end at {total}, the steps of all processes together"
-        raise ValueError(f"cu_seqlens must {wanted}, inside context_parallel, got {bounds[:6]} ... {bounds[-1:]}")
+        raise ValueError(f"cu_seqlens must {wanted}, inside context_parallel, got {shortened(bounds)}")
     if min(lengths) == 0:
         raise ValueError(f"with cu_seqlens every process must have at least one step, got pieces of {lengths} steps")
+
+
+def shortened(bounds: list[int]) -> str:
+    """Return the first bounds and the last one."""
+    return str(bounds) if len(bounds) <= 8 else f"{str(bounds[:6])[:-1]}, ..., {bounds[-1]}]"

@@ -17,7 +17,7 @@ after the piece and g that of the piece's own outputs, and a prefix in the other
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from muonssm.ops.dtypes import compute_dtype, full_precision
 from muonssm.ops.launch import has_momentum
 
 from .layout import Layout
-from .states import check_rows, final_states, gradient_of_final_states, segment_states
+from .states import check_first_order, final_states, gradient_of_final_states, segment_states
 
 if TYPE_CHECKING:
     from .context import ContextParallel
@@ -54,6 +54,26 @@ class Piece(ABC):
         self.muon, self.momentum, self.inputs = muon, momentum, inputs
         self.n, self.device = inputs[0].shape[0], inputs[0].device
         self.dtype = compute_dtype(*inputs, *others)
+
+    @abstractmethod
+    def sizes(self) -> dict[str, Any]:
+        """Return what all processes must have in common, besides the rule."""
+
+    def description(self, state: MemoryState | None, cu_seqlens: Tensor | None) -> str:
+        """Describe the call: what a process must know of the others' pieces."""
+        gamma = self.muon.gamma
+        tensors = [*self.tensors(), *(state or ()), *([gamma] if isinstance(gamma, Tensor) else [])]
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        rule = {f.name: getattr(self.muon, f.name) for f in fields(self.muon) if f.name != "gamma"}
+        rule["gamma"] = list(gamma.shape[gamma.ndim == 3 :]) if isinstance(gamma, Tensor) else gamma
+        packed = None if cu_seqlens is None else cu_seqlens.numel() - 1
+        call = {**self.sizes(), "batch": self.n, "packed": packed, "dtype": self.dtype, "gradients": learns, **rule}
+        operator = type(self).__name__.removesuffix("Piece").lower()
+        return f"{operator} of " + ", ".join(f"{name} {value}" for name, value in call.items())
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the call but gamma and the state."""
 
     @abstractmethod
     def cut(self, start: int, stop: int) -> Piece:
@@ -107,6 +127,12 @@ class MemoryPiece(Piece):
             raise ValueError(f"muon.orthogonalize must be None inside context_parallel, got {muon.orthogonalize!r}")
         self.eta, self.inject, self.impl = eta, inject, impl
         self.H, self.d, self.m = *v.shape[2:], q.shape[3]
+
+    def sizes(self) -> dict[str, Any]:
+        return {"heads": self.H, "values": self.d, "keys": self.m, "eta": float(self.eta)}
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.inputs] if self.inject is None else [*self.inputs, self.inject]
 
     def cut(self, start: int, stop: int) -> MemoryPiece:
         return self._changed([x.detach()[:, start:stop] for x in self.inputs], start, stop)
@@ -184,6 +210,12 @@ class SelectivePiece(Piece):
         self.A, self.impl = A, impl
         self.D, self.N = x.shape[2], B.shape[2]
 
+    def sizes(self) -> dict[str, Any]:
+        return {"channels": self.D, "states": self.N, "has A": self.A is not None}
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.inputs] if self.A is None else [*self.inputs, self.A]
+
     def cut(self, start: int, stop: int) -> SelectivePiece:
         inputs = [t.detach()[:, start:stop] for t in self.inputs]
         return self._changed(inputs, _cut_gamma(self.muon, start, stop))
@@ -247,7 +279,6 @@ def _cut_gamma(muon: Muon, start: int, stop: int) -> Muon:
 
 def run(piece: Piece, layout: Layout, context: ContextParallel, state: MemoryState | None) -> Any:
     """Run an operator on a piece; return y and the states that `context` shares."""
-    check_rows("state.S", None if state is None else state.S, layout)
     unit: Map | None = None
     kept: list[Tensor] = []
     first = piece.cut(0, layout.first_length)
@@ -264,7 +295,7 @@ def run(piece: Piece, layout: Layout, context: ContextParallel, state: MemorySta
         y, end = piece.run(segment_states(piece, layout, state, carried), layout.bounds)
     first.inputs = ()  # what the backward pass needs of them is in `kept`
     A = None if unit is None else unit.A
-    y, S, M = _Join.apply(first, layout, context, y, *end, A, *kept)
+    y, S, M = _Join.apply(first, layout, context, y, *end, A, *(state or (None, None)), *kept)
     return y, MemoryState(S, M)
 
 
@@ -300,9 +331,14 @@ class _Join(torch.autograd.Function):
         S: Tensor,
         M: Tensor,
         A: Tensor | None,
+        S0: Tensor | None,
+        M0: Tensor | None,
         *kept: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`first` is the call on the segment that comes in, A its map, `kept` what its `state_gradient` needs."""
+        """`first` is the call on the segment that comes in, A its map, `kept` what its `state_gradient` needs.
+
+        S0 and M0 are the caller's state: if it learns, all processes go backward, also those that do not start there.
+        """
         ctx.call = first, layout, context
         ctx.save_for_backward(A, *kept)
         S, M = final_states((S, M), layout, context)
@@ -310,6 +346,7 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        check_first_order()
         (first, layout, context), (A, *kept) = ctx.call, ctx.saved_tensors
         with torch.no_grad(), full_precision(dy.device):
             dS, dM = gradient_of_final_states(grads, layout, context)
@@ -322,7 +359,7 @@ class _Join(torch.autograd.Function):
             after = first.part(context.exchange.prefix(R, g, backwards=True))
             if layout.carries_out:
                 dS, dM = (_add_to_last(x, extra, layout) for x, extra in zip((dS, dM), after, strict=True))
-        return None, None, None, dy, dS, dM, None, *(None for _ in kept)
+        return None, None, None, dy, dS, dM, None, None, None, *(None for _ in kept)
 
 
 def _add_to_last(x: Tensor, extra: Tensor, layout: Layout) -> Tensor:

@@ -38,10 +38,10 @@ def first_rows(layout: Layout, given: Tensor | None, carried: Tensor | None, zer
     return torch.cat([carried, own]) if layout.carries_in and carried is not None else own
 
 
-def check_rows(name: str, given: Tensor | None, layout: Layout) -> None:
-    """Check that the state of packed sequences has one row for each of them, on every process."""
-    if layout.members is not None and given is not None and given.shape[0] != layout.total:
-        raise ValueError(f"{name} must have {layout.total} rows, one per sequence, got {given.shape[0]}")
+def check_first_order() -> None:
+    """Check in a backward pass that it is not to be differentiated: gradients of gradients would miss other pieces."""
+    if torch.is_grad_enabled():
+        raise ValueError("create_graph must be False for calls inside context_parallel, got True")
 
 
 def segment_states(

@@ -106,11 +106,12 @@ class Packed(NamedTuple):
         return self.cu_seqlens.numel() - 1
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> Packed | None:
+def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int, is_piece: bool = False) -> Packed | None:
     """Return checked bounds of packed sequences, or None if nothing is packed.
 
     `cu_seqlens` follows flash-attention: an integer tensor [N + 1] of positions that starts at 0, never decreases and
-    ends at L. Equal neighbors are an empty sequence.
+    ends at L. Equal neighbors are an empty sequence. Of a piece they are bounds in the whole row, which is not here to
+    compare them with.
     """
     if cu_seqlens is None:
         return None
@@ -120,6 +121,8 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, B: int, L: int) -> Packed | None
         raise ValueError(f"cu_seqlens must have shape [N + 1] with N >= 1 sequences, got {list(cu_seqlens.shape)}")
     if B != 1:
         raise ValueError(f"the batch size must be 1 with cu_seqlens, all sequences in one row, got {B}")
+    if is_piece:
+        return Packed(cu_seqlens, None)
     if not torch.compiler.is_compiling():
         return Packed(cu_seqlens, read_lengths(cu_seqlens, L))
     from .checked_bounds import checked_bounds

@@ -259,6 +259,7 @@ def traffic() -> int:
                         form="diagonal" if operator == "selective" else "matrix" if eta else "scalar",
                     )  # fmt: skip
                     wanted = cost.memory_bytes(memory, size, batch, number, last=states == "last", backward=learns)
+                    wanted += cost.agreement_bytes(1, size)
                     assert first == second == wanted, (operator, eta, muon, states, learns, first, second, wanted)
                     count += 1
     return count
@@ -272,28 +273,96 @@ def errors() -> int:
     inputs = [make_inputs(Case(lengths=(4,)), torch.float32)[name] for name in ("q", "k", "v", "log_alpha", "beta")]
     rank = dist.get_rank()
     size = dist.get_world_size()
-    wrong = {
-        "bidirectional must be": lambda: both(x),
-        "mask must be": lambda: mixer(x, mask=torch.ones(1, 4)),
-        "cu_seqlens must": lambda: mixer(x, cu_seqlens=torch.tensor([0, 4])),
-        "orthogonalize must be": lambda: call_memory(inputs, muon=Muon(orthogonalize="read")),
-        "at least one step": lambda: mixer(x[:, : 4 * (rank > 0)], cu_seqlens=torch.tensor([0, 4 * (size - 1)])),
-        "rows, one per sequence": lambda: call_memory(
-            inputs, cu_seqlens=torch.tensor([0, 3, 4 * size]), state=MemoryState(*torch.zeros(2, 5, 2, 7, 5))
+    later = rank > 0
+    bounds = torch.tensor([0, 3, 4 * size])
+    state, wide = MemoryState(*torch.zeros(2, 1, 2, 7, 6)), torch.zeros(1, 4, 6)
+    wrong = [
+        ("bidirectional must be", lambda: both(x)),
+        ("mask must be", lambda: mixer(x, mask=torch.ones(1, 4))),
+        ("cu_seqlens must", lambda: mixer(x, cu_seqlens=torch.tensor([0, 4]))),
+        ("cu_seqlens must be an int", lambda: call_memory(inputs, cu_seqlens=[0, 4 * size])),
+        (
+            "cu_seqlens must be the same",
+            lambda: call_memory(inputs, cu_seqlens=bounds + later * torch.tensor([0, 1, 0])),
         ),
-    }
-    for message, function in wrong.items():
-        with context_parallel(), pytest.raises(ValueError, match=message):
+        ("orthogonalize must be", lambda: call_memory(inputs, muon=Muon(orthogonalize="read"))),
+        ("at least one step", lambda: mixer(x[:, : 4 * later], cu_seqlens=torch.tensor([0, 4 * (size - 1)]))),
+        ("q must be a tensor", lambda: call_memory([None, *inputs[1:]])),
+        ("muon.gamma must", lambda: call_memory(inputs, muon=Muon(gamma=torch.rand(1, 4 * size, 2)))),
+        ("state.S must have shape", lambda: call_memory(inputs, cu_seqlens=bounds, state=state)),
+        ("state.S must have shape", lambda: call_memory(inputs, state=state)),
+        ("tail must have shape", lambda: causal_convolution(x, torch.zeros(D_MODEL, 1, 3), tail=x[:, :1])),
+        # What differs between processes: the number of heads or channels, the rule, the dtype, who learns, the packing.
+        ("same on every process", lambda: call_memory([t[:, :, : 2 - later] for t in inputs])),
+        ("same on every process", lambda: call_memory(inputs, muon=Muon() if later else Muon.off())),
+        ("same on every process", lambda: call_memory([t.double() if later else t for t in inputs])),
+        ("same on every process", lambda: call_memory([t.clone().requires_grad_(later) for t in inputs])),
+        ("same on every process", lambda: call_memory(inputs, cu_seqlens=bounds if later else None)),
+        ("same on every process", lambda: causal_convolution(wide[:, :, later:], torch.zeros(6 - later, 1, 3))),
+    ]
+    for message, function in wrong:
+        with context_parallel(), pytest.raises((TypeError, ValueError), match=message):
             function()
     with pytest.raises(ValueError, match="states must be"), context_parallel(states="first"):
         pass
+    first = dist.new_group([0])
+    for group, message in ((first, "group must contain"), ([0, 1], "group must be a torch.distributed.ProcessGroup")):
+        if group is not first or later:
+            with pytest.raises((TypeError, ValueError), match=message), context_parallel(group):  # type: ignore[arg-type]
+                pass
     return len(wrong)
 
 
-def call_memory(inputs: list[Tensor], **settings: object) -> object:
+def odd_calls() -> int:
+    """Gradients of a state or a tail alone, bounds changed in place, nested contexts, gradients of gradients."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    alone, _ = dist.new_subgroups(1)
+    inputs = make_inputs(Case(lengths=(12,), gamma="float"))
+    state = {name: inputs.pop(name).requires_grad_() for name in ("S", "M")}
+    tensors = [inputs[name] for name in ("q", "k", "v", "log_alpha", "beta")]
+    x, weight = inputs["v"].flatten(2), torch.randn(14, 1, 5, generator=torch.Generator().manual_seed(0)).double()
+    tail = torch.ones(1, 4, 14, dtype=torch.float64, requires_grad=True)
+    pieces = slice(*cuts(12, size, "ragged")[rank : rank + 2])
+    for name, starts, function in (
+        ("state", [*state.values()], lambda own: call_memory([t[:, own] for t in tensors], state=MemoryState(**state))),
+        ("tail", [tail], lambda own: causal_convolution(x[:, own], weight, tail=tail)),
+    ):
+        y = function(slice(0, 12))[0]
+        y_weights = weights(y)
+        wanted = torch.autograd.grad((y * y_weights).sum(), starts)
+        with context_parallel():
+            y = function(pieces)[0]
+        found = torch.autograd.grad((y * y_weights[:, pieces]).sum(), starts, allow_unused=True, materialize_grads=True)
+        for g, w in zip(found, wanted, strict=True):
+            assert difference(g, w) < 1e-10 if rank == 0 else not g.any(), (name, rank)
+
+    bounds = torch.tensor([0, 3, 12])
+    tensors = [t[:, pieces] for t in tensors]
+    with context_parallel() as outer:
+        call_memory(tensors, cu_seqlens=bounds)
+        bounds[1] = 7
+        y = call_memory(tensors, cu_seqlens=bounds)[0]
+        assert torch.equal(y, call_memory(tensors, cu_seqlens=bounds.clone())[0])
+        sent = outer.bytes_sent
+        with context_parallel(alone) as inner:
+            apart = call_memory(tensors)[0]
+        assert inner.bytes_sent == 0
+        assert outer.bytes_sent == sent
+    assert torch.equal(apart, call_memory(tensors)[0])
+
+    v, x = (t.clone().requires_grad_() for t in (tensors[2], x[:, pieces]))
+    with context_parallel():
+        once = [(v, call_memory([*tensors[:2], v, *tensors[3:]])[0]), (x, causal_convolution(x, weight)[0])]
+    for leaf, y in once:
+        with pytest.raises(ValueError, match="create_graph must be False"):
+            torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+    return 2 + 2 + 2
+
+
+def call_memory(inputs: Sequence[Any], **settings: Any) -> tuple[Tensor, MemoryState]:
     from muonssm import muon_memory
 
-    return muon_memory(*inputs, **settings)  # type: ignore[arg-type]
+    return muon_memory(*inputs, **settings)
 
 
 class Count(TorchDispatchMode):
@@ -312,6 +381,9 @@ class Count(TorchDispatchMode):
             if name == "_reduce_scatter_base_":
                 total = args[1].numel() * args[1].itemsize
             share = {"allreduce_": 2 * (size - 1) / size, "_allgather_base_": size - 1, "send": 1, "recv_": 0}
+            if name == "allgather_":  # of a group, to each of its other processes
+                tensors, share[name] = args[1], len(args[0][0]) - 1
+                total = sum(x.numel() * x.itemsize for x in tensors)
             share["_reduce_scatter_base_"] = (size - 1) / size
             self.sent += total * share[name]
         return function(*args, **(kwargs or {}))
@@ -359,7 +431,8 @@ def training() -> int:
             weights = weights if sharded else cost.ddp_bytes(described.parameters, size)
             memory = cost.memory_bytes(described.memory, context, batch)
             layer = memory + cost.convolution_bytes(described.channels, described.taps, context, batch)
-            exchanged = len(described.blocks) * layer * size // context
+            agreed = cost.agreement_bytes(2, context)  # the memory's call and the convolution's
+            exchanged = (len(described.blocks) * layer + agreed) * size // context
             assert total.tolist() == [weights + exchanged, exchanged], (sharded, context, total, weights, exchanged)
             count += 1
     return count

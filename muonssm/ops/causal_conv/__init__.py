@@ -54,23 +54,12 @@ def causal_convolution(
         y `[B, L, C]` and the new tail, in x's dtype. Sums are in float32, or float64 if x or weight is.
     """
     context = split.current()
+    packed, tail_shape = _check(x, weight, activation, tail, cu_seqlens, is_piece=context is not None)
     if context is not None:
         settings = {"activation": activation, "impl": impl}
         return context.convolution(x, weight, bias, tail=tail, cu_seqlens=cu_seqlens, **settings)
-    if activation not in ("silu", None):
-        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
-    validate.check_dense("x", x)
-    channels, _, K = weight.shape
-    if x.ndim != 3 or x.shape[2] != channels:
-        raise ValueError(f"x must have shape [B, L, {channels}] for {channels} filters, got {list(x.shape)}")
-    packed = validate.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1])
     cu_seqlens = None if packed is None else packed.cu_seqlens
-    sequences = x.shape[0] if packed is None else packed.sequences
-    if tail is None:
-        tail = x.new_zeros(sequences, K - 1, channels)
-    elif tuple(tail.shape) != (sequences, K - 1, channels):
-        raise ValueError(f"tail must have shape {[sequences, K - 1, channels]}, got {list(tail.shape)}")
-    tail = tail.to(x.dtype)
+    tail = x.new_zeros(tail_shape) if tail is None else tail.to(x.dtype)
     if is_one_step(x.shape[1], cu_seqlens is not None) and x.dtype == weight.dtype in (torch.float32, torch.float64):
         return Convolved(*shifts.step(x, weight, bias, tail, activation))
     with full_precision(x.device):
@@ -82,6 +71,23 @@ def causal_convolution(
             dtype = compute_dtype(x, weight)
             y = shifts.convolve(x.to(dtype), weight.to(dtype), bias, tail.to(dtype), cu_seqlens, activation).to(x.dtype)
     return Convolved(y, shifts.last_rows(x, tail, cu_seqlens))
+
+
+def _check(
+    x: Tensor, weight: Tensor, activation: str | None, tail: Tensor | None, cu_seqlens: Tensor | None, is_piece: bool
+) -> tuple[validate.Packed | None, tuple[int, ...]]:
+    """Check all arguments; return the packing and the shape of a tail. A piece has the `cu_seqlens` of a longer row."""
+    if activation not in ("silu", None):
+        raise ValueError(f"activation must be 'silu' or None, got {activation!r}")
+    validate.check_dense("x", x)
+    channels, _, K = weight.shape
+    if x.ndim != 3 or x.shape[2] != channels:
+        raise ValueError(f"x must have shape [B, L, {channels}] for {channels} filters, got {list(x.shape)}")
+    packed = validate.check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[1], is_piece)
+    tail_shape = (x.shape[0] if packed is None else packed.sequences, K - 1, channels)
+    if tail is not None and tuple(tail.shape) != tail_shape:
+        raise ValueError(f"tail must have shape {list(tail_shape)}, got {list(tail.shape)}")
+    return packed, tail_shape
 
 
 def _has_kernel(x: Tensor, weight: Tensor) -> bool:

@@ -71,11 +71,12 @@ def muon_memory(
     Departs from the paper: the write is evaluated in closed form (see `newton_schulz.write_scale`); gamma can vary
     over heads and steps, and can be 0; `inject`, and the rules that `Muon` names.
     """
+    inputs = MemoryInputs(q, k, v, log_alpha, beta, inject)
     context = split.current()
     if context is not None:
+        _validate(inputs, eta, muon, state, cu_seqlens, is_piece=True)
         settings = {"eta": eta, "muon": muon, "inject": inject, "impl": impl}
         return context.memory(q, k, v, log_alpha, beta, state=state, cu_seqlens=cu_seqlens, **settings)
-    inputs = MemoryInputs(q, k, v, log_alpha, beta, inject)
     if state is not None and not torch.compiler.is_compiling():  # a decoding step has a shortcut to its kernel
         decoded = _decode()(inputs, eta, muon, state, cu_seqlens, impl)
         if decoded is not None:
@@ -94,9 +95,14 @@ class _Checked(NamedTuple):
 
 
 def _validate(
-    inputs: MemoryInputs, eta: float, muon: Muon, state: MemoryState | None, cu_seqlens: Tensor | None
+    inputs: MemoryInputs,
+    eta: float,
+    muon: Muon,
+    state: MemoryState | None,
+    cu_seqlens: Tensor | None,
+    is_piece: bool = False,
 ) -> _Checked:
-    """Check all arguments but `impl`."""
+    """Check all arguments but `impl`. With `is_piece`, cu_seqlens has the bounds of a longer row."""
     given: dict[str, Tensor] = inputs._asdict()
     if inputs.inject is None:
         del given["inject"]
@@ -105,7 +111,7 @@ def _validate(
     q = inputs.q
     validate.check_upper_bound("log_alpha", inputs.log_alpha, 0.0, "the log of a gate in [0, 1]")
     validate.check_muon(muon, (B, L, H), q.device)
-    packed = validate.check_cu_seqlens(cu_seqlens, B, L)
+    packed = validate.check_cu_seqlens(cu_seqlens, B, L, is_piece)
     state_shape = (B if packed is None else packed.sequences, H, d, m)
     validate.check_state(state, state_shape, q.device)
     validate.check_eta(eta)

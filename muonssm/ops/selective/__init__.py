@@ -61,6 +61,7 @@ def muon_selective_scan(
     """
     context = split.current()
     if context is not None:
+        _validate((x, dt, B, C), A, muon, state, cu_seqlens, is_piece=True)
         return context.selective(x, dt, A, B, C, muon=muon, state=state, cu_seqlens=cu_seqlens, impl=impl)
     checked = _validate((x, dt, B, C), A, muon, state, cu_seqlens)
     implementation = choose(impl, checked.problem)
@@ -76,9 +77,14 @@ class _Checked(NamedTuple):
 
 
 def _validate(
-    inputs: Inputs, A: Tensor | None, muon: Muon, state: MemoryState | None, cu_seqlens: Tensor | None
+    inputs: Inputs,
+    A: Tensor | None,
+    muon: Muon,
+    state: MemoryState | None,
+    cu_seqlens: Tensor | None,
+    is_piece: bool = False,
 ) -> _Checked:
-    """Check all arguments but `impl`."""
+    """Check all arguments but `impl`. With `is_piece`, cu_seqlens has the bounds of a longer row."""
     x, dt, B, C = inputs
     given = {"x": x, "dt": dt, "B": B, "C": C} if A is None else {"x": x, "dt": dt, "A": A, "B": B, "C": C}
     size = validate.check_tensors(given, _LAYOUTS)
@@ -94,7 +100,7 @@ def _validate(
         )
     if muon.orthogonalize is not None:
         raise ValueError(f"muon.orthogonalize must be None in the selective scan, got {muon.orthogonalize!r}")
-    packed = validate.check_cu_seqlens(cu_seqlens, batch, L)
+    packed = validate.check_cu_seqlens(cu_seqlens, batch, L, is_piece)
     state_shape = (batch if packed is None else packed.sequences, D, N)
     validate.check_state(state, state_shape, x.device)
     dtype = compute_dtype(*given.values(), *(state or ()))

@@ -154,7 +154,7 @@ class LanguageSuite:
         """
         self.progress.set_description(title)
         best = best_seconds(functions, round_factor * self.rounds, budget)
-        seconds = {name: best[name] for name in functions}  # best_seconds can change the order
+        seconds = {name: best[name] for name in functions}
         first = next(iter(seconds.values()))
         self.rows += [Speed(title, n, 1e3 * s / tokens, s / first, tokens / s) for n, s in seconds.items()]
         self.progress.update()

@@ -138,7 +138,7 @@ def test_single_tokens_are_read_from_the_given_position(monkeypatch):
 
 
 def test_the_first_contender_is_the_baseline(monkeypatch):
-    """`best_seconds` can return the contenders in another order: one that overruns its budget at once comes first."""
+    """Whatever the order in which `best_seconds` returns the contenders."""
     monkeypatch.setattr(language, "best_seconds", lambda functions, rounds, budget: {"slow": 4.0, "quick": 2.0})
     suite = language.LanguageSuite(1, tqdm(disable=True))
     seconds = suite.section("a job", {"quick": int, "slow": int}, tokens=10, budget=1.0)

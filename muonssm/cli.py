@@ -13,6 +13,7 @@ from muonssm.lab.core.files import sentence
 from muonssm.lab.core.openmp import let_waiting_threads_sleep
 from muonssm.lab.core.processes import leave_group
 from muonssm.lab.core.torchvision_cpu import prepare_torchvision
+from muonssm.lab.core.untrusted import printable
 from muonssm.version import __version__
 
 ROOMS = ("core", "report", "activity", "language", "vision", "analysis", "bench")  # each has a commands.py
@@ -42,19 +43,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ModuleNotFoundError as error:
-        advice = f"needs the extra `{extra}` (pip install 'muonssm[{extra}]'): {error}"
-        print(f"muonssm {parsed.command}: {advice}", file=sys.stderr)
-        return 2
+        return _fail(parsed.command, f"needs the extra `{extra}` (pip install 'muonssm[{extra}]'): {error}")
     except (ValueError, TypeError, ImportError, OSError) as error:
         if isinstance(error, TypeError) and "must be" not in str(error):
             raise  # a bug, not a wrong setting
-        print(f"muonssm {parsed.command}: {sentence(error)}", file=sys.stderr)
-        return 2
+        return _fail(parsed.command, sentence(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return _fail(parsed.command, f"not enough memory: {reason}")
     except KeyboardInterrupt:
         print(f"\nmuonssm {parsed.command}: interrupted; commands with --resume can continue", file=sys.stderr)
         return 130
     finally:
         leave_group()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, numpy or torch could not allocate memory; torch is not imported here, see `openmp`."""
+    by_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or by_torch
+
+
+def _fail(command: str, text: str) -> int:
+    """Print why a command failed, with control characters escaped; return its exit code."""
+    lines = "\n".join(printable(line) for line in text.split("\n"))
+    print(f"muonssm {command}: {lines}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,26 @@ def test_wrong_settings_end_in_one_line(error, code, capsys, monkeypatch):
     monkeypatch.setattr(cli, "select", lambda parsed: (fail, "dev"))
     assert main(["info"]) == code
     assert capsys.readouterr().err == f"muonssm info: {error}\n"
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**60), lambda: np.empty(2**55), lambda: bytes(2**62)])
+def test_too_little_memory_is_told_in_one_line(allocate, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "select", lambda parsed: (lambda _: allocate(), "dev"))
+    assert main(["info"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("muonssm info: not enough memory")
+    assert told.count("\n") == 1
+
+
+def test_control_characters_in_errors_are_escaped(capsys, monkeypatch):
+    """Names of files and labels come from others; a terminal obeys some characters."""
+
+    def fail(_):
+        raise ValueError("files:\n    \x1b[31mwalk\x07.csv is empty")
+
+    monkeypatch.setattr(cli, "select", lambda parsed: (fail, "dev"))
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "muonssm info: files:\n    \\x1b[31mwalk\\x07.csv is empty\n"
 
 
 def test_a_bug_is_not_hidden(monkeypatch):

@@ -11,6 +11,8 @@ from .recordings import Channels
 from .sources import SOURCES
 from .windows import MODES
 
+MAX_LENGTH = 1_000_000  # samples of a window
+
 
 @dataclass(frozen=True)
 class ActivityConfig:
@@ -65,6 +67,8 @@ class ActivityConfig:
     def _check_numbers(self) -> None:
         for name, least in (("length", 2), ("folds", 3), ("fold", 0), ("seed", 0)):
             check_int(name, getattr(self, name), least)
+        if self.length > MAX_LENGTH:
+            raise ValueError(f"length must be {MAX_LENGTH} or less ({__name__}.MAX_LENGTH), got {self.length}")
         if self.fold >= self.folds:
             raise ValueError(f"fold must be less than folds ({self.folds}), got {self.fold}")
         if check_number("overlap", self.overlap, 0, 1) == 1:

@@ -96,6 +96,8 @@ def read_words(path: Path, names: Channels) -> np.ndarray:
 def parse_numbers(cells: np.ndarray, names: Channels) -> np.ndarray:
     """Convert cells `[rows, columns]` to float64; an error names the first cell that is not finite as float32."""
     try:
+        if any("_" in cell for cell in cells.flat):  # Python reads "1_5" as 15
+            raise ValueError
         values = cells.astype(np.float64)
     except ValueError:
         row, column = next(index for index in np.ndindex(*cells.shape) if not _is_number(str(cells[index])))
@@ -138,7 +140,7 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell  # Python reads "1_5" as 15
 
 
 def _names_without_header(columns: int, channels: Channels | None) -> Channels:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import torch
 
-from muonssm.lab.core.untrusted import MAX_LINE
+from muonssm.lab.core.untrusted import MAX_LINE, printable
 from muonssm.models.activity import ActivityClassifier
 
 from .config import ActivityConfig
@@ -32,7 +32,7 @@ class Prediction(NamedTuple):
 
     def __str__(self) -> str:
         timing = "" if self.microseconds is None else f"  {self.microseconds:7.0f} us per sample"
-        return f"{self.start:>8} to {self.end:<8} {self.label:<28} {self.probability:6.1%}{timing}"
+        return f"{self.start:>8} to {self.end:<8} {printable(self.label):<28} {self.probability:6.1%}{timing}"
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from muonssm.checks import check_number, is_number
 from muonssm.lab.core.config import TrainingConfig
 from muonssm.lab.core.paper import read_table, scores_by_variant
 from muonssm.lab.core.recipe import Recipe
@@ -125,6 +127,11 @@ class ActivityTask(Task):
         """Build the network for this data; weights come from torch's default generator."""
         return ActivityClassifier(self.model, self.muon, len(metadata["channels"]), len(metadata["classes"]))
 
+    def rebuild_model(self, metadata: dict[str, Any], run: Path) -> ActivityClassifier:
+        """Build the network of a finished run; raise if its metadata cannot be used to classify."""
+        check_metadata(run / "metadata.json", metadata)
+        return self.build_model(metadata)
+
     def collate(self, items: list[tuple[Tensor, Tensor]], training: bool) -> dict[str, Tensor]:
         """Stack windows and labels; augment the windows for training."""
         x, labels = (torch.stack(tensors) for tensors in zip(*items, strict=True))
@@ -163,6 +170,25 @@ def score_logits(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     loss = torch.nn.functional.cross_entropy(torch.as_tensor(logits), torch.as_tensor(labels)).item()
     scores = {name: 100 * float(value) for name, value in zip(METRICS, values, strict=True)}
     return {**scores, "loss": loss, "confusion": confusion_matrix(labels, predictions, labels=classes).tolist()}
+
+
+def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Raise unless names are different, and there is a finite mean and a deviation above 0 for each channel."""
+    for name in ("classes", "channels"):
+        values = metadata.get(name)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{path} must have a list of names as {name}, got {values!r:.200}")
+        if len(set(values)) < len(values):
+            raise ValueError(f"{path} must have different names as {name}, got {values!r:.200}")
+    channels, rate = len(metadata["channels"]), metadata.get("rate")
+    for name in ("mean", "std"):
+        values = metadata.get(name)
+        if not isinstance(values, list) or len(values) != channels or not all(map(is_number, values)):
+            raise ValueError(f"{path} must have {channels} numbers as {name}, one per channel, got {values!r:.200}")
+        for value in values:
+            check_number(f"{name} in {path}", value, 0 if name == "std" else -math.inf, open_low=name == "std")
+    if rate is not None:
+        check_number(f"rate in {path}", rate, 0, open_low=True)
 
 
 class WindowDataset(Dataset):

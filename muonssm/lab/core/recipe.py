@@ -136,6 +136,8 @@ def _build(section: str, section_class: Any, values: Any) -> Any:
         built = section_class(**given)
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         named = str(error).split(" ", 1)[0] in known
+        if not named:
+            _check_types(section, section_class, given)  # names the field, if its type is the reason
         raise ValueError(f"{section}.{error}" if named else f"{section}: {error}") from error
     _check_types(section, section_class, given)
     return built
@@ -156,7 +158,7 @@ def _check_types(section: str, section_class: Any, given: dict[str, Any]) -> Non
     for key, value in given.items():
         hint = hints[key]
         options = typing.get_args(hint) if type(hint) is types.UnionType else (hint,)
-        checks = [PLAIN_TYPES.get(option) for option in options if option is not type(None)]
+        checks = [PLAIN_TYPES.get(option) for option in options if option not in (type(None), Path)]
         if None in checks or (value is None and type(None) in options):
             continue  # a type of its own, which the section has checked
         if not any(check[1](value) for check in checks if check):

@@ -193,12 +193,21 @@ class RunFolder:
             weights = load_file(path)
             tied = getattr(model, "all_tied_weights_keys", {})
             weights |= {name: weights[source] for name, source in tied.items() if source in weights}
+            _check_kinds(model, weights)
             model.load_state_dict(weights)
         except (SafetensorError, RuntimeError, OSError) as error:
             lines = [line.strip() for line in str(error).splitlines()]
             reason = " ".join(lines[1:] or lines)  # torch says in the first line only that there are errors
             short = reason if len(reason) <= 500 else f"{reason[:500]}..."
             raise ValueError(f"RUN is {str(self.path)!r}: its {path.name} cannot be loaded: {short}") from error
+
+
+def _check_kinds(model: Any, weights: dict[str, Tensor]) -> None:
+    """Refuse integers where the model has floats and the reverse: loading would round them without a word."""
+    for name, own in model.state_dict().items():
+        found = weights.get(name, own)
+        if found.is_floating_point() != own.is_floating_point():
+            raise RuntimeError(f"{name} must be a tensor of {own.dtype}, got {found.dtype}")
 
 
 def as_json(content: Any) -> Any:

@@ -151,6 +151,7 @@ HOSTILE = {
     "an open quote": ('time,ax\n0,1\n1,"2', "no line break in a quoted cell, got one in row 3"),
     "the present": ("time,ax\nnow,1\ntoday,2\n", "numbers or dates as time stamps, got 'now'"),
     "a late year": ("time,ax\n2018-04-23T15:00:00,1\n9999999999-01-01T00:00:00,2\n", "time stamps"),
+    "a number of Python": ("time,ax\n0,1\n1,1_5\n2,3\n", "'ax', got '1_5' in row 2"),
     "a zero": ("time,ax\n0,1\n1,2\0\n", "UTF-8 text, got a zero at character 15"),
 }
 

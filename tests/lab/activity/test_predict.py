@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import re
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from muonssm.cli import main
 from muonssm.lab.activity.commands import add_commands
-from muonssm.lab.activity.predict import file_samples, predict, stream
+from muonssm.lab.activity.predict import Prediction, file_samples, predict, stream
 from muonssm.lab.core.commands import CommandTable, select
 from muonssm.lab.core.evaluate import evaluate
 from muonssm.lab.core.recipe import Recipe
@@ -134,3 +139,35 @@ def test_a_sample_that_is_not_finite_is_refused(run):
     for value in (float("nan"), 1e39, 10**400):
         with pytest.raises(ValueError, match=r"finite numbers \(float32\), got .* in sample 1"):
             next(stream(model, recipe.task.data, metadata, [[0.0, value, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("std", [-1.0, 1.0, 1.0], r"std in .*metadata\.json must be a finite number > 0, got -1.0"),
+        ("std", [0.0, 1.0, 1.0], r"std in .*metadata\.json must be a finite number > 0, got 0.0"),
+        ("mean", [0.0], r"metadata\.json must have 3 numbers as mean, one per channel, got \[0.0\]"),
+        ("mean", "abc", r"metadata\.json must have 3 numbers as mean, one per channel, got 'abc'"),
+        ("classes", ["a", "a", "a"], r"metadata\.json must have different names as classes"),
+        ("channels", [1, 2, 3], r"metadata\.json must have a list of names as channels"),
+        ("rate", 0, r"rate in .*metadata\.json must be a finite number > 0, got 0"),
+    ],
+)
+def test_metadata_that_would_change_the_answers_is_refused(run, tmp_path, capsys, field, value, message):
+    copy = shutil.copytree(run, tmp_path / "run")
+    content = json.loads((copy / "metadata.json").read_text())
+    (copy / "metadata.json").write_text(json.dumps({**content, field: value}))
+    assert main(["predict", str(copy), "recording.csv"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_weights_rounded_to_integers_are_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    weights = {name: tensor.to(torch.int8) for name, tensor in load_file(copy / "model.safetensors").items()}
+    save_file(weights, copy / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be loaded: .* must be a tensor of torch.float32"):
+        RunFolder(copy).load_model("activity")
+
+
+def test_control_characters_of_a_label_are_escaped():
+    assert "\\x1b[31mwalk" in str(Prediction(0, 1, "\x1b[31mwalk", 1.0))

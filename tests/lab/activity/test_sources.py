@@ -644,6 +644,7 @@ def test_sensors_whose_clocks_are_centuries_long_are_listed(tmp_path):
     [
         ('path,label\na.csv,"walk\ning"\n', "index.csv must have no line break in a quoted cell, got one in row 2"),
         ("path,label,label\na.csv,walk,run\n", "index.csv must have every column once, got 'label' 2 times"),
+        ("path,label\na.csv,\x1b[31mwalk\n", "label must have no control characters in .*index.csv.* in row 2"),
         ("path,label\na.csv,walk\0\n", "index.csv must be UTF-8 text, got a zero"),
         ("path,label\na.csv,w\n" + "x" * 2_000_000 + ",w\n", "index.csv must have lines of .*MAX_LINE"),
     ],

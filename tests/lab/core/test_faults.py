@@ -177,6 +177,8 @@ def test_nothing_of_set_vanishes():
         (b"task = []\n", "task must be one of"),
         (b"task = 'activity'\ntraining = [1]\n", "training must be a section"),
         (b"task = 'activity'\n[training]\nepochs = 2024-01-01\n", "training.epochs must be text, a number"),
+        (b"task = 'activity'\n[data]\nsource = 'folder'\nroot = 5\n", "data.root must be text, got 5"),
+        (b"task = 'activity'\n[data]\nlength = 1000001\n", "data.length must be 1000000 or less .*MAX_LENGTH"),
         (b"\xff\xfe", "is not valid TOML"),
         (b"#" * (1 << 20) + b"#", "RECIPE must have at most"),
     ],

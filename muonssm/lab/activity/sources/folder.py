@@ -10,6 +10,7 @@ recording.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from .source import Listing, Source
 INDEX = "index.csv"
 COLUMNS = "path, label, subject, split"
 SPLIT_NAMES = {"train": "train", "validation": "validation", "val": "validation", "test": "test", "": None}
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a terminal obeys them
 IndexRow = dict[str, str]
 
 
@@ -51,6 +53,11 @@ def _check_rows(path: Path, root: Path, rows: Sequence[IndexRow]) -> None:
         if file in row_of:
             raise ValueError(f"path must be unique in {path}, got {row['path']!r} in rows {row_of[file]} and {number}")
         row_of[file] = number
+        for column in ("label", "subject"):
+            if CONTROL.search(row.get(column, "")):
+                raise ValueError(
+                    f"{column} must have no control characters in {path}, got {row[column]!r:.100} in row {number}"
+                )
         if row.get("split", "").lower() not in SPLIT_NAMES:
             raise ValueError(
                 f"split must be train, validation, test or empty in {path}, got {row['split']!r} in row {number}"

@@ -272,12 +272,104 @@ INLINE void int8_unit(const Matrix& a, int64_t unit, int64_t columns, const floa
     }
 }
 
+// ---- int8 weights times inputs in fixed point ----
+//
+// AVX512-VNNI multiplies 64 bytes at a time, so that a block of 32 inputs is written as 24-bit integers n with a scale
+// of its own, a power of two, and n as three signed digits: n = 65536 d0 + 256 d1 + d2. The largest input of a block
+// keeps 22 to 23 bits after its sign, as many as a float32 has. Sums of a block are exact in int32.
+
+constexpr int DIGITS = 3;
+
+// 32 inputs. One operand of the instruction is unsigned: it gets the weight q + 128, and `start` takes 128 d off again.
+struct DigitBlock {
+    int32_t digits[DIGITS][BLOCK / 4];  // bytes of four neighboring columns
+    int32_t start[DIGITS];              // -128 times the sum of the digits
+    float scale;
+};
+static_assert(sizeof(DigitBlock) <= BLOCK * sizeof(float), "digits take the place of the inputs they stand for");
+
+#if defined(__AVX512F__) && !defined(MUONSSM_NO_VNNI)  // defined by a test alone
+#define WITH_VNNI __attribute__((target("avx512vnni")))
+
+INLINE bool has_digits() {
+    static const bool has = __builtin_cpu_supports("avx512vnni");
+    return has;
+}
+
+// Replace 32 inputs by their digits.
+inline void write_digits(float* x) {
+    const F v[2] = {load(x), load(x + W)};
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i largest =
+        _mm512_max_epi32(_mm512_and_epi32(__m512i(v[0]), magnitude), _mm512_and_epi32(__m512i(v[1]), magnitude));
+    const uint32_t bits = uint32_t(_mm512_reduce_max_epi32(largest));
+    const bool finite = bits < 0x7f800000u;
+    // 1 + 1/64 times the largest input is below 2^(exponent + 1), so that n stays below 127 * 65536
+    const uint32_t exponent = finite ? std::max(to_bits(from_bits(bits) * (1 + 1.0f / 64)) >> 23, 30u) : 30u;
+    const float to_integer = from_bits((276 - exponent) << 23);  // 2^(22 - exponent)
+    DigitBlock block;
+    block.scale = finite ? from_bits((exponent - 22) << 23) : NAN;
+    __m512i total[DIGITS] = {};
+    for (int half = 0; half < 2; ++half) {
+        __m512i n = _mm512_cvtps_epi32(__m512(v[half] * to_integer));
+        for (int i = DIGITS - 1; i >= 0; --i) {
+            const __m512i digit = _mm512_srai_epi32(_mm512_slli_epi32(n, 24), 24);
+            n = _mm512_srai_epi32(_mm512_sub_epi32(n, digit), 8);
+            total[i] = _mm512_add_epi32(total[i], digit);
+            const __m128i bytes = _mm512_cvtepi32_epi8(digit);
+            std::memcpy(block.digits[i] + half * 4, &bytes, sizeof bytes);
+        }
+    }
+    for (int i = 0; i < DIGITS; ++i) block.start[i] = -128 * _mm512_reduce_add_epi32(total[i]);
+    std::memcpy(x, &block, sizeof block);
+}
+
+template <int NS>
+WITH_VNNI inline void int8_unit_by_digits(const Matrix& a, int64_t unit, int64_t columns, const float* x,
+                                          int64_t x_step, float* out) {
+    const int64_t wide = whole_blocks(columns);
+    const int8_t* w = static_cast<const int8_t*>(a.data) + unit * TILE * wide;
+    const uint16_t* scales = static_cast<const uint16_t*>(a.scales) + unit * TILE * (wide / BLOCK);
+    const __m512i sign = _mm512_set1_epi8(-128);
+    F total[NS];
+    for (int s = 0; s < NS; ++s) total[s] = zero<float>();
+    for (int64_t first = 0; first < wide; first += BLOCK, w += BLOCK * TILE, scales += TILE) {
+        __m512i sum[NS][DIGITS];
+        const DigitBlock* input[NS];
+        for (int s = 0; s < NS; ++s) {
+            input[s] = reinterpret_cast<const DigitBlock*>(x + s * x_step + first);
+            for (int i = 0; i < DIGITS; ++i) sum[s][i] = _mm512_set1_epi32(input[s]->start[i]);
+        }
+        for (int j = 0; j < BLOCK / 4; ++j) {
+            __builtin_prefetch(w + j * 4 * TILE + 8192, 0, 2);
+            const __m512i weight = _mm512_xor_si512(_mm512_loadu_si512(w + j * 4 * TILE), sign);  // q + 128
+            for (int s = 0; s < NS; ++s)
+                for (int i = 0; i < DIGITS; ++i)
+                    sum[s][i] = _mm512_dpbusd_epi32(sum[s][i], weight, _mm512_set1_epi32(input[s]->digits[i][j]));
+        }
+        const F scale = scales_at(scales);
+        for (int s = 0; s < NS; ++s) {
+            const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(sum[s][0], 8), sum[s][1]);
+            total[s] +=
+                (scale * input[s]->scale) * (F(_mm512_cvtepi32_ps(high)) * 256.0f + F(_mm512_cvtepi32_ps(sum[s][2])));
+        }
+    }
+    for (int s = 0; s < NS; ++s) store(out + s * TILE, total[s]);
+}
+#else
+INLINE bool has_digits() { return false; }
+INLINE void write_digits(float*) {}
+template <int NS> INLINE void int8_unit_by_digits(const Matrix&, int64_t, int64_t, const float*, int64_t, float*) {}
+#endif
+
 template <int NS>
 INLINE void unit_rows(const Matrix& a, int64_t unit, int64_t columns, const float* x, int64_t x_step, float* out) {
     switch (a.format) {
         case FLOAT32_ROWS: return float_unit<NS>(a, unit, columns, x, x_step, out);
         case BFLOAT16_TILES: return bfloat16_unit<NS>(a, unit, columns, x, x_step, out);
-        case INT8_TILES: return int8_unit<NS>(a, unit, columns, x, x_step, out);
+        case INT8_TILES:
+            if (has_digits()) return int8_unit_by_digits<NS>(a, unit, columns, x, x_step, out);
+            return int8_unit<NS>(a, unit, columns, x, x_step, out);
     }
 }
 
@@ -327,8 +419,10 @@ inline void finish_unit(const ProjectStep& a, const Matrix& matrix, int64_t unit
 inline void project(const ProjectStep& a, Team& team) {
     const int64_t T = team.call.length, keep = a.last ? team.call.keep : T, inputs = team.call.sequences * keep;
     const auto row_of = [&](int64_t s) { return s / keep * T + T - keep + s % keep; };
-    const bool direct =
-        !a.norm && !a.gate && keep == T && (a.columns % BLOCK == 0 || a.matrices[0].format == FLOAT32_ROWS);
+    const int64_t format = a.matrices[0].format;
+    const bool digits = format == INT8_TILES && has_digits();
+    const bool whole = format == FLOAT32_ROWS || (a.columns % BLOCK == 0 && !digits);  // x can be read as it is
+    const bool direct = whole && !a.norm && !a.gate && keep == T;
     const float* x = a.x;
     int64_t x_step = a.x_step;
     if (!direct) {
@@ -336,6 +430,8 @@ inline void project(const ProjectStep& a, Team& team) {
         for (int64_t s = 0; s < inputs; ++s)
             prepare_row(a, a.x + row_of(s) * a.x_step, a.gate ? a.gate + row_of(s) * a.gate_step : nullptr,
                         team.scratch + s * x_step);
+        if (digits)
+            for (int64_t i = 0; i < inputs * x_step; i += BLOCK) write_digits(team.scratch + i);
         x = team.scratch;
     }
     float* out = a.last ? static_cast<float*>(team.call.logits) : a.out;

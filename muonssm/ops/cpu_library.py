@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .tracing import assume_constant
 
-ABI = 6
+ABI = 7
 SEGMENT = 64  # time steps between two saved states
 CHANNEL_GROUP = 64  # channels of one task of the selective scan
 LONGEST_FILTER = 64  # taps of the causal convolution
@@ -147,7 +147,7 @@ def load() -> ctypes.CDLL:
     check_interface(library)
     library.muonssm_isa.argtypes, library.muonssm_isa.restype = (), ctypes.c_char_p
     library.muonssm_vector_bytes.argtypes, library.muonssm_vector_bytes.restype = (), _Int
-    library.muonssm_expect_large.argtypes, library.muonssm_expect_large.restype = (_Pointer, _Int), None
+    library.muonssm_expect_large.argtypes, library.muonssm_expect_large.restype = (_Pointer, _Int, _Int), None
     for name, arguments in FUNCTIONS.items():
         function = getattr(library, f"muonssm_{name}")
         function.argtypes = (ctypes.POINTER(arguments),)
@@ -207,9 +207,12 @@ def vector_bytes() -> int:
     return load().muonssm_vector_bytes()
 
 
-def expect_large(address: int, size: int) -> None:
-    """Ask the operating system for large pages for `size` new bytes at `address`; a hint only."""
-    load().muonssm_expect_large(address, size)
+def expect_large(address: int, size: int, now: bool = False) -> None:
+    """Ask the operating system for large pages for `size` bytes at `address`; a hint only.
+
+    New memory gets them at its first use; `now` is for memory that is in use, which is copied to them.
+    """
+    load().muonssm_expect_large(address, size, int(now))
 
 
 def call(name: str, arguments: ctypes.Structure) -> int | None:

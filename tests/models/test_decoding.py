@@ -6,8 +6,10 @@ The quick tier runs every backbone once, in turns plain and with Muon, pure and 
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import logging
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +21,7 @@ from muonssm import Muon
 from muonssm.layers import BACKBONES
 from muonssm.layers.decoding import weights as packing
 from muonssm.models.language import MuonSSMCache, MuonSSMConfig, MuonSSMForCausalLM
-from muonssm.ops import cpu_library
+from muonssm.ops import cpu_library, decode_steps
 
 VOCABULARY = 77
 DELTA = {"num_heads": 2, "head_k_dim": 9, "head_v_dim": 13}
@@ -215,6 +217,41 @@ def test_packing_rounds_to_the_nearest(weights, bits):
         largest = nn.functional.pad(weight, (0, 26)).unflatten(1, (-1, 32)).abs().amax(-1)
         assert (error <= 0.51 * 1.01 * largest.repeat_interleave(32, dim=1)[:, :70] / 127).all()
     assert packed.rows == 37
+
+
+def project(weight, weights, x):
+    """Return x W^T by a program of one projection."""
+    packed, (inputs, columns) = packing.pack(weight, weights), x.shape
+    scales = None if packed.scales is None else packed.scales.data_ptr()
+    matrix = decode_steps.Matrix(packed.format, packed.rows, packed.data.data_ptr(), scales, None)
+    out, ids = torch.zeros(inputs, packed.rows + 16), torch.zeros(inputs, dtype=torch.int64)
+    step = decode_steps.ProjectStep(columns=columns, count=1, x_step=columns, out_step=out.shape[1])
+    step.x, step.out, step.matrices[0] = x.data_ptr(), out.data_ptr(), matrix
+    table = (decode_steps.DecodeStep * 1)((decode_steps.PROJECT, ctypes.addressof(step)))
+    scratch = torch.zeros(inputs * (columns + 64))
+    arguments = decode_steps.DecodeArguments(1, inputs, 1, 1, 1, 1, scratch.numel(), ctypes.addressof(table))
+    arguments.tokens, arguments.scratch = ids.data_ptr(), scratch.data_ptr()
+    assert decode_steps.load().muonssm_decode(ctypes.byref(arguments)) == 0
+    return out[:, : packed.rows]
+
+
+@pytest.mark.parametrize("weights", packing.FORMATS)
+@pytest.mark.parametrize("columns", [1, 31, 64, 100])
+def test_activations_keep_the_bits_of_float32(columns, weights):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(21, columns, generator=generator)
+    x = torch.randn(5, columns, generator=generator)
+    x[0], x[1] = x[0] * 1e-25, x[1] * 1e25
+    x[2] *= torch.logspace(-8, 8, columns)  # within a block too
+    x[3] = 0
+    x[4] = (2 - 2.0**-23) * x[4].sign()  # the largest numbers below a power of two
+    numbers = packing.unpack(packing.pack(weight, weights), columns).double()
+    error = (project(weight, weights, x) - x.double() @ numbers.T).abs()
+    largest = nn.functional.pad(x, (0, -columns % 32)).unflatten(1, (-1, 32)).abs().amax(-1)  # of a block
+    largest = largest.repeat_interleave(32, dim=1)[:, :columns].double()
+    assert (error <= 2.0**-21 * largest @ numbers.abs().T).all()
+    x[3, 0] = math.nan
+    assert project(weight, weights, x)[3].isnan().all()
 
 
 def test_dropped_weights_need_less_memory_and_refuse_the_rest():

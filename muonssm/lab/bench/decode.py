@@ -9,12 +9,15 @@ Three sections:
 
 Outputs are compared before anything is timed: ours with transformers' and with its own float32, llama.cpp's with
 transformers'. Contenders take turns; the best of all rounds counts, and the range of the rounds stands beside it.
+The read bandwidth is one more contender of every section: all threads read an array for about as long as a round lasts,
+before each contender, and the best of these readings counts.
 """
 
 from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +31,7 @@ from torch import Tensor
 
 from muonssm.checks import check_int
 from muonssm.layers import BACKBONES, upcycle
-from muonssm.ops import Muon, decode_steps
+from muonssm.ops import Muon, decode_steps, launch
 
 from . import llama_cpp
 from .language import Sizes as LanguageSizes
@@ -90,16 +93,24 @@ class Contender:
     extra_bytes: float = 0.0
 
 
-def read_bandwidth(thread_count: int, megabytes: int = 256, rounds: int = 8) -> float:
-    """Measure how many bytes per second all threads read from an array that fits into no cache."""
-    numbers = torch.ones(megabytes << 18)
+def read_bandwidth(thread_count: int, megabytes: int = 256, seconds: float = 0.2) -> float:
+    """Measure how many bytes per second all threads read, over `seconds`, from an array that fits into no cache.
+
+    The array is in large pages, as weights are: the same memory in pages of 4 KiB is read more slowly.
+    """
+    numbers = _numbers(megabytes << 18)
     arguments = decode_steps.ReadArguments(thread_count, numbers.numel(), numbers.data_ptr())
-    best = float("inf")
-    for _ in range(rounds):
-        start = time.perf_counter()
+    count, start = 0, time.perf_counter()
+    while (taken := time.perf_counter() - start) < seconds or not count:
         decode_steps.load().muonssm_read_memory(ctypes.byref(arguments))
-        best = min(best, time.perf_counter() - start)
-    return 4 * numbers.numel() / best
+        count += 1
+    return 4 * numbers.numel() * count / taken
+
+
+@functools.cache
+def _numbers(count: int) -> Tensor:
+    """Ones in large pages."""
+    return launch.empty(torch.empty(0), (count,)).fill_(1)
 
 
 @dataclass
@@ -111,15 +122,15 @@ class DecodeSuite:
     progress: Any
     rows: list[Speed]
     summary: dict[str, float]
-    bandwidth: float = 0.0
 
     def section(self, title: str, contenders: dict[str, Contender]) -> dict[str, float]:
         """Time all contenders; return the best seconds per token. The first contender is the baseline."""
         self.progress.set_description(title)
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        bandwidth = 0.0
         for round_ in range(self.rounds + 1):  # the first round warms up
-            self.bandwidth = max(self.bandwidth, read_bandwidth(self.thread_count, rounds=2))
             for name, contender in contenders.items():
+                bandwidth = max(bandwidth, read_bandwidth(self.thread_count))
                 value = contender.round()
                 if round_ > 0:
                     seconds[name].append(value)
@@ -129,15 +140,16 @@ class DecodeSuite:
             s = best[name]
             row = Speed(
                 title, name, 1e3 * s, s / first, 1 / s, 1 / max(seconds[name]),
-                contender.read_bytes / s / self.bandwidth, contender.extra_bytes / 1e6,
+                contender.read_bytes / s / bandwidth, contender.extra_bytes / 1e6,
             )  # fmt: skip
             self.rows.append(row)
+        self.summary[f"{title}: read bandwidth, GB/s"] = bandwidth / 1e9
         self.progress.update()
         return best
 
     def table(self) -> str:
         """The text that is printed."""
-        lines, section = [f"read bandwidth {self.bandwidth / 1e9:.1f} GB/s, {self.thread_count} threads"], None
+        lines, section = [f"{self.thread_count} threads"], None
         for row in self.rows:
             if row.section != section:
                 section = row.section

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from muonssm.layers.modules import GateProjection
+from muonssm.ops import cpu_library
 from muonssm.ops import decode_steps as steps
 from muonssm.ops.decode_steps import MOST_ROWS, Matrix
 
-from .weights import PackedMatrix, pack
+from .weights import LargePages, PackedMatrix, pack
 
 ALIGNMENT = 16  # numbers; rows of buffers start at whole cache lines
 
@@ -135,6 +136,7 @@ class Builder:
     copied: list[Tensor] = field(default_factory=list)
     scratch: int = 0
     _buffers: dict[tuple[str, int], Rows] = field(default_factory=dict)
+    _pages: LargePages = field(default_factory=LargePages)
 
     def add(self, kind: int, arguments: ctypes.Structure) -> None:
         """Append a step."""
@@ -172,11 +174,13 @@ class Builder:
     def matrix(self, weight: Tensor, bias: Tensor | None = None) -> Matrix:
         """Return a parameter as a matrix in the format of the program."""
         if self.weights == "float32":
-            return steps.Matrix(steps.FLOAT32_ROWS, weight.shape[0], self.vector(weight), None, self.vector(bias))
+            address = self.vector(weight)
+            cpu_library.expect_large(weight.data_ptr(), weight.numel() * weight.itemsize, now=True)
+            return steps.Matrix(steps.FLOAT32_ROWS, weight.shape[0], address, None, self.vector(bias))
         key = id(weight)
         if key not in self.packed:
             self._check(weight)
-            self.packed[key] = pack(weight, self.weights)
+            self.packed[key] = pack(weight, self.weights, self._pages.empty)
         self.copied.append(weight)
         matrix = self.packed[key]
         self.memory += matrix[2:]

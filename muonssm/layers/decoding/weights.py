@@ -10,6 +10,8 @@ Rows and columns are padded with zeros to whole tiles of 16 and whole blocks of 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,9 +20,13 @@ from torch import Tensor
 
 from muonssm.checks import check_choice
 from muonssm.ops.decode_steps import BFLOAT16_TILES, BLOCK, FLOAT32_ROWS, INT8_TILES, TILE
+from muonssm.ops.launch import empty
 
 FORMATS = {"float32": FLOAT32_ROWS, "bfloat16": BFLOAT16_TILES, "int8": INT8_TILES}
 LARGEST = 127
+CHUNK = 64 << 20  # bytes
+CACHE_LINE = 64
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 class PackedMatrix(NamedTuple):
@@ -36,24 +42,45 @@ class PackedMatrix(NamedTuple):
         return sum(t.numel() * t.element_size() for t in (self.data, self.scales) if t is not None)
 
 
+class LargePages:
+    """Allocates packed matrices one behind the other in large pages, which memory is read from faster."""
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a new tensor that starts at a whole cache line."""
+        size = math.prod(shape) * dtype.itemsize
+        skip = -self._left.data_ptr() % CACHE_LINE
+        if skip + size > self._left.numel():
+            self._left = empty(self._left, (max(size + CACHE_LINE, CHUNK),))
+            skip = -self._left.data_ptr() % CACHE_LINE
+        result, self._left = self._left[skip : skip + size], self._left[skip + size :]
+        return result.view(dtype).view(shape)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
 def check_weights(weights: str) -> str:
     """Check the name of a format."""
     return check_choice("weights", weights, tuple(FORMATS))
 
 
-def pack(weight: Tensor, weights: str) -> PackedMatrix:
-    """Bring a float32 matrix `[rows, columns]` into the format `weights`."""
+def pack(weight: Tensor, weights: str, allocate: Allocate = _empty) -> PackedMatrix:
+    """Bring a float32 matrix `[rows, columns]` into the format `weights`; `allocate` gives memory for the result."""
     rows, columns = weight.shape
     if weights == "float32":
         return PackedMatrix(FLOAT32_ROWS, rows, weight)
     padded = F.pad(weight.detach(), (0, -columns % BLOCK, 0, -rows % TILE))
     if weights == "bfloat16":
-        return PackedMatrix(BFLOAT16_TILES, rows, _tiles(padded.to(torch.bfloat16), 2))
+        return PackedMatrix(BFLOAT16_TILES, rows, _tiles(padded.to(torch.bfloat16), 2, allocate))
     blocks = padded.unflatten(1, (-1, BLOCK))
     scales = _block_scales(blocks)
     divisor = scales.float().clamp(min=torch.finfo(torch.float32).tiny)
     numbers = (blocks / divisor[..., None]).round().clamp(-LARGEST, LARGEST).to(torch.int8).flatten(1)
-    return PackedMatrix(INT8_TILES, rows, _tiles(numbers, 4), _tiles(scales, 1))
+    return PackedMatrix(INT8_TILES, rows, _tiles(numbers, 4, allocate), _tiles(scales, 1, allocate))
 
 
 def unpack(matrix: PackedMatrix, columns: int) -> Tensor:
@@ -67,9 +94,10 @@ def unpack(matrix: PackedMatrix, columns: int) -> Tensor:
     return wide[: matrix.rows, :columns]
 
 
-def _tiles(x: Tensor, group: int) -> Tensor:
+def _tiles(x: Tensor, group: int, allocate: Allocate) -> Tensor:
     """Order `[rows, columns]` as `[rows / 16, columns / group, 16, group]`."""
-    return x.unflatten(1, (-1, group)).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+    tiles = x.unflatten(1, (-1, group)).unflatten(0, (-1, TILE)).transpose(1, 2)
+    return allocate(tuple(tiles.shape), tiles.dtype).copy_(tiles)
 
 
 def _block_scales(blocks: Tensor) -> Tensor:

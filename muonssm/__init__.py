@@ -14,11 +14,13 @@ from muonssm.version import __version__
 if TYPE_CHECKING:
     from muonssm.layers import build_mixer
     from muonssm.layers.upcycle import upcycle
+    from muonssm.models.classifier import MuonSSMClassifier
     from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan, newton_schulz
 
 __all__ = [
     "MemoryState",
     "Muon",
+    "MuonSSMClassifier",
     "__version__",
     "build_mixer",
     "muon_memory",
@@ -27,7 +29,11 @@ __all__ = [
     "upcycle",
 ]
 
-_HOMES = {"build_mixer": "muonssm.layers", "upcycle": "muonssm.layers.upcycle"}  # all others are in muonssm.ops
+_HOMES = {
+    "MuonSSMClassifier": "muonssm.models.classifier",
+    "build_mixer": "muonssm.layers",
+    "upcycle": "muonssm.layers.upcycle",
+}  # all others are in muonssm.ops
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,11 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and value != "" and "\0" not in value
 
 
+def _is_inside(value: object) -> bool:
+    """Whether a path stays in the folder of the images."""
+    return isinstance(value, str) and _is_name(value) and not value.startswith("/") and ".." not in Path(value).parts
+
+
 def _is_box(value: object) -> bool:
     return isinstance(value, list) and len(value) == 4 and _are_coordinates(value)
 
@@ -56,7 +61,7 @@ Field = tuple[str, bool, str, Callable[[Any], bool]]  # its name, whether it is 
 FIELDS: dict[str, tuple[Field, ...]] = {
     "images": (
         ("id", True, ID, _is_id),
-        ("file_name", True, "a name", _is_name),
+        ("file_name", True, "a path inside the folder of images", _is_inside),
         ("height", True, "an integer >= 1", lambda value: is_int(value, 1)),
         ("width", True, "an integer >= 1", lambda value: is_int(value, 1)),
     ),

@@ -253,6 +253,8 @@ HOSTILE = {
     "float height": (lambda c: c["images"][0].update(height=10.0), "'height' of item 0 of images, got 10.0"),
     "huge height": (lambda c: c["images"][0].update(height=10**9), "MAX_PIXELS.* in image 9, got 1000000000 x 10"),
     "file name": (lambda c: c["images"][0].update(file_name=3), "'file_name' of item 0 of images, got 3"),
+    "file outside": (lambda c: c["images"][0].update(file_name="../b.png"), "inside the folder .*got '../b.png'"),
+    "absolute file": (lambda c: c["images"][0].update(file_name="/b.png"), "inside the folder .*got '/b.png'"),
     "category name": (lambda c: c["categories"][0].update(name=None), "'name' of item 0 of categories, got None"),
     "category id": (lambda c: c["categories"][0].update(id="90"), "'id' of item 0 of categories, got '90'"),
 }  # fmt: skip

@@ -82,7 +82,8 @@ def decode(file: BinaryIO, name: str) -> Image:
 
 def _raw_mode(image: Image) -> str:
     """Return PIL's name for how samples are stored, of an image that is not loaded yet: "L;4" is gray of 4 bits."""
-    args = image.tile[0].args if image.tile else ""
+    tiles = getattr(image, "tile", ())
+    args = tiles[0].args if tiles else ""
     return str(args[0] if isinstance(args, tuple) and args else args)
 
 

@@ -43,7 +43,7 @@ def check_number(
     if not is_number(value):
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
     if (
-        not (math.isfinite(value) and low <= value <= high)
+        not (-math.inf < value < math.inf and low <= value <= high)  # torch.compile cannot trace math.isfinite
         or (open_low and value == low)
         or (open_high and value == high)
     ):

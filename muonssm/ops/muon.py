@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -101,9 +100,9 @@ class Muon:
         It is not checked, neither here nor by the operators, so that a NaN in a layer's input shows up in its output
         and does not raise.
         """
-        if torch.compiler.is_compiling():
-            return replace(self, gamma=gamma)
-        other = copy.copy(self)
+        other = object.__new__(Muon)
+        for field in fields(self):
+            object.__setattr__(other, field.name, getattr(self, field.name))
         object.__setattr__(other, "gamma", gamma)
         object.__setattr__(other, "gamma_is_known", True)
         return other

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from muonssm.checks import check_choice, check_int
 from muonssm.ops import Muon, muon_memory, muon_selective_scan
+from muonssm.ops.selective import check_rule
 
 from .mixer import Mixer
 from .modules import GateProjection, ShortConvolution, channels_per_head
@@ -81,6 +82,8 @@ class LongHorn(Mixer):
         self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.momentum = Momentum(d_model, self.num_heads, muon, momentum)
+        if form == "diagonal":
+            check_rule(muon)
         self.dt_head = GateProjection(self.dt_rank, self.d_inner)
 
     def mix(self, u: Tensor, state: MixerState | None, sequences: Sequences) -> tuple[Tensor, MixerState]:

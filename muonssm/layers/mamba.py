@@ -30,6 +30,7 @@ from muonssm.checks import check_bool, check_int
 from muonssm.ops import Muon, muon_selective_scan
 from muonssm.ops.dtypes import compute_dtype
 from muonssm.ops.mamba_step import MambaWeights, Norm, mamba_step
+from muonssm.ops.selective import check_rule
 
 from .mixer import Mixer
 from .modules import GateProjection, RMSNorm, ShortConvolution, is_plain_linear, step_size_bias
@@ -76,6 +77,7 @@ class Mamba(Mixer):
         self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=bias)
         self.momentum = Momentum(d_model, 1, muon, momentum)
+        check_rule(muon)
         self.dt_proj = GateProjection(self.dt_rank, self.d_inner)
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         self.dt_proj.bias = step_size_bias(self.d_inner)

@@ -50,6 +50,13 @@ def test_names_of_backbones():
         assert y.shape == (1, 4, 64)
 
 
+@pytest.mark.parametrize(("backbone", "dims"), [("mamba", {}), ("longhorn", {"form": "diagonal"})])
+def test_a_selective_backbone_refuses_rules_it_does_not_have(backbone, dims):
+    for muon, name in ((Muon.gated(), "beta_position"), (Muon(orthogonalize="read"), "orthogonalize")):
+        with pytest.raises(ValueError, match=f"muon.{name} must be"):
+            build_mixer(backbone, D_MODEL, muon, **dims)
+
+
 @each_variant
 def test_momentum_starts_at_gamma_and_learns(variant):
     mixer, x = variant.build(), inputs(2, 30, D_MODEL)
@@ -107,7 +114,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(variant):
     [
         variant
         for variant in VARIANTS
-        if "per step" in variant.name or variant.name in ("mamba, plain", "deltanet, plain")
+        if "momentum" in variant.dims or variant.name in ("mamba, plain", "deltanet, plain")
     ],
     ids=lambda variant: variant.name,
 )
@@ -124,6 +131,17 @@ def test_compiles_without_graph_breaks(variant):
     eager = torch.autograd.grad(mixer(x)[0].square().sum(), leaves)
     for actual, expected in zip(torch.autograd.grad(compiled(x)[0].square().sum(), leaves), eager, strict=True):
         assert (actual - expected).norm() <= 1e-5 * expected.norm() + 1e-7
+
+
+@pytest.mark.parametrize("momentum", ["per_head", "per_step"])
+def test_one_compiled_function_serves_learned_gammas_of_several_rules(momentum):
+    """From the second value of tau on, the compiler takes it for a variable."""
+    x = inputs(1, 20, D_MODEL)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda mixer: mixer(x)[0], fullgraph=True, backend="aot_eager")
+    for muon in (Muon(), Muon(tau=0.7), Muon.residual(), Muon.gated(tau=0.5)):
+        mixer = build_mixer("gated_deltanet", D_MODEL, muon, num_heads=2, momentum=momentum)
+        assert_close(compiled(mixer), mixer(x)[0])
 
 
 @pytest.mark.slow

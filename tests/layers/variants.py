@@ -54,12 +54,14 @@ RULES = {
     "muon per head": (Muon(), {"momentum": "per_head"}),
     "muon per step": (Muon(), {"momentum": "per_step"}),
     "residual per step": (Muon.residual(), {"momentum": "per_step"}),
+    "gated per head": (Muon.gated(), {"momentum": "per_head"}),
 }
 VARIANTS = [
     Variant(f"{name}, {rule}", backbone, {**dims, **more}, muon)
     for name, (backbone, dims) in DIMS.items()
     for rule, (muon, more) in RULES.items()
     if not (backbone == "momentum_deltanet" and "momentum" in more)  # its gamma is a gate of its own
+    if not (muon == Muon.gated() and (backbone == "mamba" or dims.get("form") == "diagonal"))  # no gate outside
 ]
 
 

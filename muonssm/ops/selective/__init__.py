@@ -93,13 +93,7 @@ def _validate(
     if A is not None:
         validate.check_upper_bound("A", A, 0.0, "so that exp(dt A) is a gate in [0, 1]")
     validate.check_muon(muon, (batch, L, 1), x.device)
-    if muon.beta_position != "inside":
-        raise ValueError(
-            f"muon.beta_position must be 'inside' in the selective scan, whose write gate dt is a part of the value, "
-            f"got {muon.beta_position!r}"
-        )
-    if muon.orthogonalize is not None:
-        raise ValueError(f"muon.orthogonalize must be None in the selective scan, got {muon.orthogonalize!r}")
+    check_rule(muon)
     packed = validate.check_cu_seqlens(cu_seqlens, batch, L, is_piece)
     state_shape = (batch if packed is None else packed.sequences, D, N)
     validate.check_state(state, state_shape, x.device)
@@ -108,6 +102,17 @@ def _validate(
     if may_take_triton(x.device):
         problem = problem._replace(kind=selective_kind(inputs, A is None, muon))
     return _Checked(problem, state_shape, packed)
+
+
+def check_rule(muon: Muon) -> None:
+    """Check that the selective scan has this rule. Mixers call it when they are built."""
+    if muon.beta_position != "inside":
+        raise ValueError(
+            f"muon.beta_position must be 'inside' in the selective scan, whose write gate dt is a part of the value, "
+            f"got {muon.beta_position!r}"
+        )
+    if muon.orthogonalize is not None:
+        raise ValueError(f"muon.orthogonalize must be None in the selective scan, got {muon.orthogonalize!r}")
 
 
 def _run(

@@ -139,6 +139,16 @@ def test_minirocket_sees_exactly_the_same_windows(tmp_path, changes, monkeypatch
     assert not seen
 
 
+@pytest.mark.parametrize(
+    "model", [["model.backbone=mamba"], ["model.backbone=longhorn", 'model.mixer={form="diagonal"}']]
+)
+def test_a_variant_without_a_model_is_refused_before_any_is_trained(model, tmp_path):
+    recipe = Recipe.load("recall", [*model, "data.vocabulary=64", "data.train_examples=8", "data.test_examples=8"])
+    with pytest.raises(ValueError, match=r"--variants must be possible .*got 'gated': muon.beta_position"):
+        compare(recipe, tmp_path / "run", variants=("plain", "gated"))
+    assert not list((tmp_path / "run").glob("*-seed*"))
+
+
 def test_several_variants_are_each_compared_with_plain():
     scores = {("plain", 0): 50.0, ("plain", 1): 60.0}
     scores |= {("residual", 0): 53.0, ("residual", 1): 62.0, ("doubled", 0): 50.0, ("doubled", 1): 61.0}

@@ -198,9 +198,9 @@ def test_several_rows_of_flattened_documents(changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["mamba", "gated_deltanet"])
-def test_compiled_bounds_are_checked_when_they_are_used(backbone):
-    model, ids = build(backbone), torch.cat(documents())[None]
+@pytest.mark.parametrize(("backbone", "changes"), [("mamba", {}), ("gated_deltanet", {}), ("gated_deltanet", HYBRID)])
+def test_compiled_bounds_are_checked_when_they_are_used(backbone, changes):
+    model, ids = build(backbone, **changes), torch.cat(documents())[None]
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     bounds = torch.tensor([0, 11, 18, 21], dtype=torch.int32)
@@ -263,14 +263,14 @@ def test_classification_heads(changes):
     assert tagger(ids, labels=tokens(2, 9) % 4).logits.shape == (2, 9, 4)
 
 
-@each_backbone
-def test_lora_finds_its_targets_and_merges(backbone):
+@pytest.mark.parametrize(("backbone", "changes"), [*((name, {}) for name in BACKBONES), ("gated_deltanet", HYBRID)])
+def test_lora_finds_its_targets_and_merges(backbone, changes):
     from peft import LoraConfig, get_peft_model
 
-    model, ids = build(backbone), tokens(2, 9)
+    model, ids = build(backbone, **changes), tokens(2, 9)
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
     targets = {name.split(".")[-4] for name, p in adapted.named_parameters() if p.requires_grad}
-    assert targets == {"in_proj", "out_proj"}
+    assert targets == {"in_proj", "out_proj"} | ({"q_proj", "v_proj"} if changes else set())
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
@@ -298,6 +298,8 @@ def test_assisted_generation_is_refused_in_one_sentence():
     model, ids = build(), tokens(1, 9)
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
         model.generate(ids, assistant_model=build(seed=1), max_new_tokens=3)
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=3)
 
 
 # ---- loading anywhere

@@ -24,10 +24,13 @@ def add_commands(table: CommandTable) -> None:
 
 def _add_prepare(table: CommandTable) -> None:
     parser = table.add("prepare", _prepare, "language", "turn text into token shards for training language models")
-    sources = "stdlib, fineweb-edu, alpaca, a file, a folder, or owner/name on the hub"
+    sources = "stdlib, enwik8, enwik8-text, fineweb-edu, alpaca, a file, a folder, or owner/name on the hub"
     parser.add_argument("source", metavar="SOURCE", help=sources)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the tokens")
-    parser.add_argument("--tokenizer", help="name on the hub, folder or tokenizer.json (default: train one)")
+    parser.add_argument("--from", dest="file", metavar="FILE", help="enwik8 or enwik8.gz, for the source of this name")
+    other = "accept a file for --from that is not enwik8, split at the same shares of its bytes"
+    parser.add_argument("--other-file", action="store_true", help=other)
+    parser.add_argument("--tokenizer", help="name on the hub, folder, tokenizer.json or bytes (default: train one)")
     parser.add_argument("--vocab-size", type=int, default=32000, help="size of a trained tokenizer (default: 32000)")
     parser.add_argument("--kind", help="text or instructions (default: by the source)")
     parser.add_argument("--field", default="text", help="field of a row that has the text (default: text)")
@@ -50,18 +53,34 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
     from muonssm.lab.core.untrusted import printable
 
-    from .manifest import SPLITS
+    from .enwik8 import NAME, prepare_enwik8
+    from .manifest import splits_of
     from .prepare import PrepareConfig, prepare
 
     settings: dict[str, Any] = {f.name: getattr(arguments, f.name, f.default) for f in fields(PrepareConfig)}
-    manifest = prepare(PrepareConfig(**settings), Path(arguments.output), arguments.resume)
-    for split in SPLITS:
+    output, resume = Path(arguments.output), arguments.resume
+    if arguments.source == NAME:
+        manifest = prepare_enwik8(_enwik8_file(arguments), output, resume, arguments.other_file)
+    else:
+        manifest = prepare(PrepareConfig(**settings), output, resume)
+    for split in splits_of(manifest):
         print(f"{split:<11}{manifest[split]['documents']:>12,} documents{manifest[split]['tokens']:>16,} tokens")
     for reason, left_out in manifest["left_out"].items():
         names = printable(", ".join(left_out["names"][:3]))
         print(f"left out   {left_out['count']:>12,} {printable(reason)}: {names}")
     print(f"tokens: {arguments.output}; train on them with --set data.source={arguments.output}")
     return 0
+
+
+def _enwik8_file(arguments: argparse.Namespace) -> Path:
+    """The file of --from; raise without one, or for options that the splits and tokens of enwik8 leave no room for."""
+    if arguments.file is None:
+        raise ValueError("--from must be the file enwik8 or enwik8.gz for the source 'enwik8', got none")
+    for name in ("validation", "limit", "cut", "revision", "tokenizer", "kind"):
+        if getattr(arguments, name) is not None:
+            wanted = "left out for the source 'enwik8', whose tokens are bytes in published splits"
+            raise ValueError(f"--{name} must be {wanted}, got {getattr(arguments, name)!r}")
+    return Path(arguments.file)
 
 
 # ---- generate

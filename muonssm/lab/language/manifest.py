@@ -16,10 +16,11 @@ from muonssm.lab.core.files import read_json
 FORMAT = 1
 KINDS = ("text", "instructions")
 SPLITS = ("train", "validation")
+TEST = "test"  # a third split, of data sets with a published one
 ID_BYTES = {"uint16": 2, "uint32": 4}  # dtypes of token ids
 PREPARE_AGAIN = "prepare the data again, into a new folder"
 TOKENIZER_FILE = re.compile(r"[\w-][\w.-]{0,99}")
-SHARD_FILE = re.compile(r"(train|validation)-[0-9]{5,9}\.bin")
+SHARD_FILE = re.compile(r"(train|validation|test)-[0-9]{5,9}\.bin")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 
@@ -77,13 +78,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     fields.inner("source").get("name", "text", lambda value: isinstance(value, str))
     _check_tokenizer(fields)
     _check_counts(fields)
-    for split in SPLITS:
+    for split in splits_of(content):
         _check_shards(fields.inner(split))
         for key in ("tokens", "documents"):
             total = sum(shard[key] for shard in content[split]["shards"])
             if fields.inner(split).integer(key) != total:
                 raise DamagedFileError(path, f"{split}.{key}", f"{total}, the sum over the shards", content[split][key])
     return content
+
+
+def splits_of(manifest: dict[str, Any]) -> tuple[str, ...]:
+    """The splits of a prepared folder."""
+    return (*SPLITS, TEST) if TEST in manifest else SPLITS
 
 
 def read_progress(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 tokens.json                     the manifest, written last: contents, settings and checksums
 train-00000.bin                 token ids, uint16 (uint32 for vocabularies of 65,536 or more), little-endian
 train-00000.documents.npy       int64 [documents, 2]: start of each document in the shard, and length of its prompt
-validation-00000.bin, ...       the same for the validation set
+validation-00000.bin, ...       the same for the validation set; test-00000.bin for a published test set
 tokenizer.json, ...             files for transformers.AutoTokenizer
 
 data = open_tokens(folder)
@@ -28,7 +28,7 @@ from muonssm.checks import check_int
 from muonssm.lab.core.files import atomic, checksum
 from muonssm.lab.core.scorer import IGNORED
 
-from .manifest import PREPARE_AGAIN, SPLITS, read_manifest
+from .manifest import PREPARE_AGAIN, SPLITS, TEST, read_manifest, splits_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -177,11 +177,13 @@ class PreparedTokens:
     Attributes:
         manifest: the content of `tokens.json`.
         train, validation: its splits; validation can be empty.
+        test: a published test split; None if there is none.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder, self.manifest = folder, manifest
         self.train, self.validation = (TokenSplit(folder, name, manifest[name], manifest["dtype"]) for name in SPLITS)
+        self.test = TokenSplit(folder, TEST, manifest[TEST], manifest["dtype"]) if TEST in manifest else None
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer that made these tokens."""
@@ -206,7 +208,7 @@ def check_files(folder: Path, manifest: dict[str, Any], check: bool) -> None:
     for name, expected in manifest["tokenizer"]["files"].items():
         _check_file(folder / name, expected)
     size = DTYPES[manifest["dtype"]].itemsize
-    for shard in [shard for split in SPLITS for shard in manifest[split]["shards"]]:
+    for shard in [shard for split in splits_of(manifest) for shard in manifest[split]["shards"]]:
         path = folder / shard["file"]
         _check_file(path, shard["sha256"] if check else None, shard["tokens"] * size)
         _check_file(documents_path(path), shard["documents_sha256"] if check else None)

@@ -28,15 +28,17 @@ from muonssm.ops import Muon
 
 from .generate import generate_text
 from .instructions import Examples, pad_examples
+from .manifest import splits_of
 from .prepare import prepare_stdlib
 from .pretrained import load_model, load_pretrained, read_config
-from .shards import SPLITS, Blocks, PreparedTokens, TokenSplit, open_tokens
+from .shards import Blocks, PreparedTokens, TokenSplit, open_tokens
 from .tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 
 if TYPE_CHECKING:
     from muonssm.lab.core.experiment import Experiment
 
 SAMPLE_PROMPTS = ("import ", "def ", "class ")  # for models of Python's standard library
+BYTE_VOCABULARY = 257  # 256 bytes and EOS
 PRESET_FIELDS = ("hidden_size", "intermediate_size", "num_hidden_layers")  # a preset fixes these
 
 
@@ -50,6 +52,7 @@ class LanguageConfig:
         keep_apart: whether the documents in a block are kept from seeing each other.
         vocab_size: size of the tokenizer that is trained for `"stdlib"`.
         validation_items: validate on at most this many sequences, evenly spaced; 0 for all.
+        test_items: the same for the test set, of data with a published one.
     """
 
     source: str = "stdlib"
@@ -57,6 +60,7 @@ class LanguageConfig:
     keep_apart: bool = False
     vocab_size: int = 4096
     validation_items: int = 0
+    test_items: int = 0
 
     def __post_init__(self) -> None:
         wanted = f"source must be 'stdlib' or a folder made by `muonssm prepare`, got {self.source!r}"
@@ -67,6 +71,7 @@ class LanguageConfig:
         check_int("length", self.length, 2)
         check_int("vocab_size", self.vocab_size, MIN_VOCAB_SIZE)
         check_int("validation_items", self.validation_items, 0)
+        check_int("test_items", self.test_items, 0)
         check_bool("keep_apart", self.keep_apart)
 
     def open(self) -> PreparedTokens:
@@ -169,10 +174,9 @@ class LanguageTask(Task):
 
     def load_data(self) -> DataSplits:
         data = self.data.open()
-        train, validation = (self._items(data, split) for split in (data.train, data.validation))
-        count = self.data.validation_items
-        if count and len(validation) > count:
-            validation = Subset(validation, [i * len(validation) // count for i in range(count)])
+        train = self._items(data, data.train)
+        validation = _spaced(self._items(data, data.validation), self.data.validation_items)
+        test = None if data.test is None else _spaced(self._items(data, data.test), self.data.test_items)
         manifest = data.manifest
         metadata = {
             "folder": str(data.folder.resolve()),
@@ -181,9 +185,9 @@ class LanguageTask(Task):
             "eos_token_id": manifest["eos_id"],
             "tokens_per_item": _tokens_per_item(manifest, self.data.length),
             "tokenizer_files": sorted(manifest["tokenizer"]["files"]),
-            "summary": _summary(manifest, len(train), len(validation), self.data.length),
+            "summary": _summary(manifest, train, validation, test, self.data.length),
         }
-        return DataSplits(train, validation, None, metadata)
+        return DataSplits(train, validation, test, metadata)
 
     def _items(self, data: PreparedTokens, split: TokenSplit) -> Any:
         if data.manifest["kind"] == "instructions":
@@ -274,6 +278,34 @@ class LanguageTask(Task):
         return missing_evaluations(experiment)
 
 
+@dataclass(frozen=True)
+class ByteLanguageTask(LanguageTask):
+    """Language modeling on bytes, scored by bits per byte: the loss in bits."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("bits_per_byte", "bits per byte", "", False),
+        Metric("loss", "loss", "", False),
+    )
+
+    def load_data(self) -> DataSplits:
+        data = super().load_data()
+        if data.metadata["vocab_size"] != BYTE_VOCABULARY:
+            wanted = f"{BYTE_VOCABULARY} tokens, which `--tokenizer bytes` has"
+            got = f"{self.data.source!r} with {data.metadata['vocab_size']}"
+            raise ValueError(f"data.source must have {wanted}, got {got}")
+        return data
+
+    def scorer(self, split: Dataset) -> LossScorer:
+        return LossScorer(lambda loss: {"bits_per_byte": loss / math.log(2), "loss": loss})
+
+
+def _spaced(items: Any, count: int) -> Any:
+    """At most `count` items, evenly spaced; all for 0."""
+    if not count or len(items) <= count:
+        return items
+    return Subset(items, [i * len(items) // count for i in range(count)])
+
+
 def _attention_heads(hidden_size: int) -> int:
     """The most heads of at least 64 channels that divide `hidden_size` into an even number of channels each."""
     return next((h for h in range(hidden_size // 64, 1, -1) if hidden_size % (2 * h) == 0), 1)
@@ -320,9 +352,10 @@ def _tokens_per_item(manifest: dict[str, Any], length: int) -> float:
     return min(length, manifest["train"]["tokens"] / max(1, manifest["train"]["documents"]))
 
 
-def _summary(manifest: dict[str, Any], train: int, validation: int, length: int) -> str:
+def _summary(manifest: dict[str, Any], train: Any, validation: Any, test: Any, length: int) -> str:
     lines = [f"source {manifest['source']['name']}, vocabulary of {manifest['vocab_size']:,} tokens"]
-    for split in SPLITS:
+    for split in splits_of(manifest):
         lines.append(f"{split}: {manifest[split]['documents']:,} documents, {manifest[split]['tokens']:,} tokens")
-    lines.append(f"sequences of {length}: {train:,} for training, {validation:,} for validation")
+    scored = "" if test is None else f", {len(test):,} for testing"
+    lines.append(f"sequences of {length}: {len(train):,} for training, {len(validation):,} for validation{scored}")
     return "\n".join(lines)

@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EOS = "<|endoftext|>"
+BYTES = "bytes"  # the name of the tokenizer whose tokens are bytes
 KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<eos>", "[EOS]")
 MIN_VOCAB_SIZE = 257  # 256 bytes and EOS
 MAX_WORD = 4096  # characters; training a BPE takes time that grows with the square of a word's length
 # Runs of letters and digits, or of other characters, that are longer: a word is within one such run.
 LONG_RUN = re.compile(rf"(?<![^\W_])[^\W_]{{{MAX_WORD + 1},}}|(?<![\W_])[\W_]{{{MAX_WORD + 1},}}")
-TOKENIZERS = "None, a tokenizer.json, a folder with one, or a name on the hub"
+TOKENIZERS = "None, 'bytes', a tokenizer.json, a folder with one, or a name on the hub"
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer with an EOS token from a folder, a tokenizer.json or the hub. Code beside it is never run."""
     from transformers import AutoTokenizer
 
+    if name == BYTES:
+        return byte_tokenizer()
     path = Path(name)
     if not path.exists() and (path.is_absolute() or name.startswith((".", "~")) or path.suffix == ".json"):
         raise ValueError(f"tokenizer must be {TOKENIZERS}, got {name!r}, which does not exist")
@@ -90,6 +93,25 @@ def _load_file(path: Path) -> PreTrainedTokenizerBase:
     if len(candidates) == 1:
         tokenizer.eos_token = candidates[0]
     return tokenizer
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """Make the tokenizer whose ids 0 to 255 are bytes of UTF-8; 256 is `<|endoftext|>`: EOS, BOS and padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE({**{character: byte for byte, character in _byte_characters()}, EOS: 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, bos_token=EOS, pad_token=EOS)
+
+
+def _byte_characters() -> Iterator[tuple[int, str]]:
+    """Yield each byte with its character in `ByteLevel`: itself if printable, else the next one from 256 on."""
+    unused = iter(range(256, 512))
+    for byte in range(256):
+        printable = 33 <= byte <= 126 or (161 <= byte <= 255 and byte != 173)
+        yield byte, chr(byte if printable else next(unused))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:

@@ -9,6 +9,7 @@ import copy
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -241,6 +242,42 @@ def test_plans_name_modules_that_exist(changes):
         assert ("model.layers.*.mlp.up_proj" in model.tp_plan) == bool(intermediate_size)
         assert ("model.layers.*.mixer.q_proj" in model.tp_plan) == bool(changes)
         assert set(model.fsdp_plan) == {"model.embed_tokens", "model.layers.*", "model.norm", "lm_head"}
+
+
+SHARDED = """
+import os, sys
+folder, store, rank = sys.argv[1:]
+os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
+import muonssm, torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
+dist.init_process_group("gloo", init_method="file://" + store, rank=int(rank), world_size=2)
+model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(fsdp_size=2)).train()
+ids = torch.arange(1, 31).view(2, 15)
+loss = model(ids, labels=ids, use_cache=False).loss
+loss.backward()
+norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).full_tensor()
+units = sum(type(module).__name__.startswith("FSDP") for module in model.modules())
+if rank == "0":
+    print(units, loss.item(), norm.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_fsdp2_plan_computes_the_same_on_two_processes(tmp_path):
+    model, ids = build(**HYBRID), torch.arange(1, 31).view(2, 15)
+    model.save_pretrained(tmp_path / "model")
+    loss = model.train()(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    arguments = [str(tmp_path / "model"), str(tmp_path / "store")]
+    with ThreadPoolExecutor() as pool:
+        printed = list(pool.map(lambda rank: run_python(SHARDED, *arguments, str(rank)), range(2)))
+    units, *numbers = map(float, printed[0].split())
+    assert units == 6  # embedding, two blocks, norm, head, and the model
+    assert numbers == pytest.approx([loss.item(), norm.item()], rel=1e-5)
 
 
 # ---- heads, adapters

@@ -244,9 +244,9 @@ class MuonSSMModel(MuonSSMPreTrainedModel):
         if cache is not None:
             raise ValueError("use_cache must be False for cu_seq_lens_q with attention layers, got a cache")
         if position_ids is None:  # restart in each document, by which attention separates documents
-            L = h.shape[1]
-            starts = bounds[:-1].repeat_interleave(bounds.diff(), output_size=L)
-            position_ids = (torch.arange(L, device=bounds.device) - starts)[None]
+            steps = torch.arange(h.shape[1], device=bounds.device, dtype=bounds.dtype)
+            starts = bounds[torch.bucketize(steps, bounds[1:], right=True)]  # wrong bounds are for the mixers to report
+            position_ids = (steps - starts).long()[None]
         return bounds, position_ids
 
     def _positions(self, h: Tensor, cache: Cache | None) -> Tensor:

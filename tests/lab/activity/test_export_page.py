@@ -157,7 +157,7 @@ def damaged(recording):
         "twice": f"{header},acc_x\n1,2,3,4\n1,2,3,4",
         "columns": "1,2,3,4,5\n1,2,3,4,5",
         "quote": f'{header}\n"1,2,3\n1,2,3',
-        "slow": f"time,{header}\n0,1,2,3\n1e6,1,2,3",
+        "slow": f"time,{header}\n0,1,2,3\n0.02,1,2,3\n0.04,1,2,3\n1e6,1,2,3",
         "same-time": f"time,{header}\n5,1,2,3\n5,1,2,3",
         "no-such-date": f"time,{header}\n2024-02-30,1,2,3\n2024-03-01,1,2,3",
         "no-date": f"time,{header}\n2024-02-01,1,2,3\n,1,2,3",
@@ -199,7 +199,7 @@ def test_text_of_a_file_is_never_html(tab):
 
 
 def test_motion_events_are_classified_as_the_same_recording(tab, trained, recordings, tmp_path):
-    """Events at about 60 Hz, with jitter; a model at 50 Hz."""
+    """Events at about 60 Hz, with jitter. A model at 50 Hz classifies windows as they end, one without a rate at Stop."""
     header, *lines = (recordings / "2-fast-1.csv").read_text().splitlines()
     samples = np.array([[float(cell) for cell in line.split(",")] for line in lines])
     times = times_with_jitter(len(samples))
@@ -207,12 +207,17 @@ def test_motion_events_are_classified_as_the_same_recording(tab, trained, record
     np.savetxt(
         path, np.column_stack([times, samples]), delimiter=",", header=f"time,{header}", comments="", fmt="%.17g"
     )
-    expected = predict(trained.model, trained.config, trained.metadata, str(path))
-    assert len(expected) >= 3
-    tab.evaluate("document.getElementById('live').click()")
-    tab.wait("document.getElementById('live').textContent === 'Stop'")
-    moved = tab.evaluate(MOVE % json.dumps(np.column_stack([times + 12.5, samples]).tolist()))
-    assert_equal(moved["rows"], expected)
+    for rate in (None, 50.0):
+        expected = predict(trained.model, trained.config, {**trained.metadata, "rate": rate}, str(path))
+        assert len(expected) >= 3
+        tab.evaluate(f"SETTINGS.rate = {json.dumps(rate)}")
+        tab.evaluate("document.getElementById('live').click()")
+        tab.wait("document.getElementById('live').textContent === 'Stop'")
+        moved = tab.evaluate(MOVE % json.dumps(np.column_stack([times + 12.5, samples]).tolist()))
+        if rate is None:
+            assert moved["rows"] == []
+            moved = tab.evaluate("stopLive().then(() => ({ rows: readRows('live-windows') }))")
+        assert_equal(moved["rows"], expected)
     empty, without_acceleration = "{}", "{ rotationRate: { alpha: 1, beta: 2, gamma: 3 } }"
     for content, stops in ((empty, False), (without_acceleration, True)):
         event = f"new DeviceMotionEvent('devicemotion', {content})"

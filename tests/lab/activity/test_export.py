@@ -49,7 +49,7 @@ def windows(count):
 
 # Every backbone and every rule; an export takes some seconds, so the further pairs are run by `make test` alone.
 CASES = [
-    pytest.param("longhorn", "paper", {}),
+    pytest.param("longhorn", "paper", {}, marks=pytest.mark.slow),
     *(
         pytest.param(backbone, rule, {"layers": 1, **sizes}, marks=pytest.mark.slow)
         for backbone, rule, sizes in (

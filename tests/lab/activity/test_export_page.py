@@ -199,7 +199,7 @@ def test_text_of_a_file_is_never_html(tab):
 
 
 def test_motion_events_are_classified_as_the_same_recording(tab, trained, recordings, tmp_path):
-    """Events at some 60 Hz, with jitter; a model at 50 Hz classifies windows as they end, one without a rate at Stop."""
+    """Events at some 60 Hz, with jitter; a model at 50 Hz classifies windows as they end, one without, at Stop."""
     header, *lines = (recordings / "2-fast-1.csv").read_text().splitlines()
     samples = np.array([[float(cell) for cell in line.split(",")] for line in lines])
     times = times_with_jitter(len(samples))

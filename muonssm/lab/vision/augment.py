@@ -1,7 +1,7 @@
 """Preprocessing and augmentation of images for a classifier.
 
 Photographs go through timm's pipeline, image by image (`ImageView`). Small images of one size stay unchanged, and are
-rotated, shifted and zoomed a little, batch by batch (`ImageAugmentation.transform`).
+rotated, shifted, zoomed, cropped and flipped batch by batch (`ImageAugmentation.transform`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class ImageAugmentation:
         min_area: smallest fraction of an image's area in the random crop of training.
         interpolation: for resizing: `"bicubic"`, `"bilinear"` or `"random"`.
         flip: probability of a horizontal flip.
+        pad: with size 0, crop images at random after reflecting their border by this many pixels; 0 for none.
         jitter: strength of brightness, contrast and color jitter; not used with RandAugment.
         randaugment: timm's configuration string, like `"rand-m9-mstd0.5-inc1"`; empty for none.
         erasing: probability that a rectangle is replaced by noise.
@@ -47,6 +48,7 @@ class ImageAugmentation:
     min_area: float = 0.08
     interpolation: str = "bicubic"
     flip: float = 0.0
+    pad: int = 0
     jitter: float = 0.0
     randaugment: str = ""
     erasing: float = 0.0
@@ -58,7 +60,8 @@ class ImageAugmentation:
     zoom: float = 0.0
 
     def __post_init__(self) -> None:
-        check_int("size", self.size, 0)
+        for name in ("size", "pad"):
+            check_int(name, getattr(self, name), 0)
         for name in ("crop", "min_area"):
             check_number(name, getattr(self, name), 0, 1, open_low=True)
         for name in FRACTIONS:
@@ -71,7 +74,9 @@ class ImageAugmentation:
         if self.smoothing and not (self.mixup or self.cutmix):
             hint = "use training.label_smoothing"
             raise ValueError(f"smoothing must be 0 without mixup or cutmix, got {self.smoothing}; {hint}")
-        for name in ("jitter", "randaugment", "erasing", "flip"):
+        if self.pad and self.size:
+            raise ValueError(f"pad must be 0 with size {self.size}, got {self.pad}; min_area crops at random")
+        for name in ("jitter", "randaugment", "erasing"):
             if getattr(self, name) and not self.size:
                 raise ValueError(f"{name} must be 0 or empty with size 0, got {getattr(self, name)!r}")
 
@@ -105,9 +110,15 @@ class ImageAugmentation:
         return Mixup(self.mixup, self.cutmix, label_smoothing=self.smoothing, num_classes=classes)
 
     def transform(self, images: Tensor) -> Tensor:
-        """Rotate, zoom and shift each image `[B, C, H, W]` at random; the border is repeated outside."""
-        if not (self.rotation or self.shift or self.zoom):
-            return images
+        """Rotate, zoom and shift each image `[B, C, H, W]` at random, then crop and flip it."""
+        if self.rotation or self.shift or self.zoom:
+            images = self._warp(images)
+        if self.size or not (self.pad or self.flip):
+            return images  # timm has flipped photographs
+        return crop_and_flip(images, self.pad, self.flip)
+
+    def _warp(self, images: Tensor) -> Tensor:
+        """Rotate, zoom and shift; the border is repeated outside."""
         angle, factor, down, across = torch.rand(4, len(images)) * 2 - 1
         angle, factor = angle * math.radians(self.rotation), 1 + factor * self.zoom
         cos, sin = angle.cos() * factor, angle.sin() * factor
@@ -116,6 +127,20 @@ class ImageAugmentation:
         y_row = torch.stack([sin, cos, 2 * self.shift * down], 1)
         grid = F.affine_grid(torch.stack([x_row, y_row], 1), list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def crop_and_flip(images: Tensor, pad: int, flip: float) -> Tensor:
+    """Reflect the border of images `[B, C, H, W]` by `pad`, cut each to its size at random, and flip a share `flip`."""
+    B, _, H, W = images.shape
+    if pad >= min(H, W):
+        raise ValueError(f"pad must be less than the sides of the images, {H} x {W}, got {pad}")
+    top, left = torch.randint(2 * pad + 1, (2, B, 1))
+    rows, columns = top + torch.arange(H), torch.arange(W).repeat(B, 1)
+    columns = left + torch.where(torch.rand(B, 1) < flip, columns.flip(1), columns)
+    padded = F.pad(images, (pad,) * 4, mode="reflect") if pad else images
+    # Indexing with batch, rows and columns moves the channels to the end.
+    picked = padded[torch.arange(B)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return picked.permute(0, 3, 1, 2).contiguous()
 
 
 class ImageView:

@@ -6,9 +6,10 @@
 image    uint8 `[C, H, W]`; sizes can differ within a data set
 labels   int64 `[n]`
 
-Images are decoded on access. The training, validation and test splits of the data are used as they are. Data with a
-validation split and no test split (such as ImageNet) is tested on the validation split. Without a validation split, one
-is held out of the training split, and a test split too if there is none: class by class, by a seed.
+Images are decoded on access, or all at once and kept in memory (`ImageConfig.memory`). The training, validation and
+test splits of the data are used as they are. Data with a validation split and no test split (such as ImageNet) is
+tested on the validation split. Without a validation split, one is held out of the training split, and a test split too
+if there is none: class by class, by a seed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from muonssm.checks import check_choice, check_int, check_number
+from muonssm.checks import check_bool, check_choice, check_int, check_number
 
 from .image_files import (
     PIL_MODES,
+    DamagedImageError,
     ImageFile,
     SkippedFile,
     class_names,
@@ -42,6 +44,7 @@ IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and
 MEASURED_IMAGES = 2000  # at most, for mean and deviation
 SPLIT_NAMES = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}  # folders, hub splits
 MAX_LISTED = 10  # skipped files in the summary
+MAX_MEMORY = 8 << 30  # bytes of decoded images in memory, of all splits
 ROOTS = {"mnist": "None", "folder": "the folder with train/", "hub": "a data set of the hub or a saved one"}
 
 
@@ -56,6 +59,8 @@ class ImageConfig:
         channels: 3 (gray images are repeated) or 1 (color images are converted to gray).
         validation, test: fractions in (0, 1) to hold out if the data has no such split.
         seed: of the split, and of the choice of images to measure.
+        memory: decode all images once and keep them in memory; they must have one size. Files that cannot be read are
+            skipped and listed, and without it an error when they are needed.
         normalize: `"measured"`: by mean and deviation of (at most 2,000) training images; `"imagenet"`: by ImageNet's.
         image_field, label_field: columns of a data set of the hub; None finds them by their types.
         revision: of a data set of the hub.
@@ -67,6 +72,7 @@ class ImageConfig:
     validation: float = 0.1
     test: float = 0.2
     seed: int = 0
+    memory: bool = False
     normalize: str = "measured"
     image_field: str | None = None
     label_field: str | None = None
@@ -75,6 +81,7 @@ class ImageConfig:
     def __post_init__(self) -> None:
         check_choice("source", self.source, tuple(ROOTS))
         check_choice("channels", self.channels, tuple(PIL_MODES))
+        check_bool("memory", self.memory)
         check_choice("normalize", self.normalize, ("measured", "imagenet"))
         if (self.root is None) != (self.source == "mnist"):
             raise ValueError(f"root must be {ROOTS[self.source]} with source {self.source!r}, got {self.root!r}")
@@ -153,8 +160,65 @@ class HubStore:
         return read_image(Path(stored["path"]), self.channels)
 
 
+class _Decoded:
+    """Decode stores into memory: images of one size, `MAX_MEMORY` in all."""
+
+    def __init__(self, channels: int) -> None:
+        self.channels = channels
+        self.shape: torch.Size | None = None
+        self.bytes = 0
+        self.skipped: list[SkippedFile] = []
+
+    def decode(self, split: str, store: Store) -> ArrayStore:
+        """The images of a split in memory; those that cannot be read are skipped."""
+        from tqdm import tqdm
+
+        images: Tensor | None = None
+        kept: list[int] = []
+        for index in tqdm(range(len(store.labels)), f"decoding {split}", unit="image", delay=1, leave=False):
+            try:
+                image = store.read(index)
+            except DamagedImageError as error:
+                self.skipped.append(_name_and_reason(store, index, error))
+                continue
+            self._check_shape(split, index, store, image)
+            if images is None:
+                images = self._allocate(len(store.labels), image)
+            images[len(kept)] = image
+            kept.append(index)
+        if images is None:
+            got = ": ".join(self.skipped[-1]) if self.skipped else "an empty split"
+            raise ValueError(f"{split} must have one or more images that can be read, got none: {got}")
+        return ArrayStore(images[: len(kept)], store.labels[kept], self.channels)
+
+    def _check_shape(self, split: str, index: int, store: Store, image: Tensor) -> None:
+        self.shape = self.shape or image.shape
+        if image.shape != self.shape:
+            name = _name(store, index) or f"image {index} of {split}"
+            wanted = f"{self.shape[1]} x {self.shape[2]} (height x width), as the images before it, with memory true"
+            raise ValueError(f"{name} must be {wanted}, got {image.shape[1]} x {image.shape[2]}")
+
+    def _allocate(self, count: int, image: Tensor) -> Tensor:
+        self.bytes += count * image.numel()
+        if self.bytes > MAX_MEMORY:
+            wanted = f"false for more than {MAX_MEMORY} bytes of images ({__name__}.MAX_MEMORY)"
+            raise ValueError(f"memory must be {wanted}, got {self.bytes} bytes")
+        return image.new_empty(count, *image.shape)
+
+
+def _name(store: Store, index: int) -> str | None:
+    return store.paths[index] if isinstance(store, FileStore) else None
+
+
+def _name_and_reason(store: Store, index: int, error: DamagedImageError) -> SkippedFile:
+    """The file and the reason apart, as the summary lists them; rows of the hub have their name in the reason."""
+    name = _name(store, index)
+    text = str(error)
+    return (name, text.removeprefix(name).strip()) if name else (f"row {index}", text)
+
+
 class ImageSet(Dataset):
-    """Images with labels, decoded on access.
+    """Images with labels, from a store.
 
     Attributes:
         store: where the images are.
@@ -223,8 +287,10 @@ class _Listing(NamedTuple):
 
 
 def load_images(config: ImageConfig) -> ImageData:
-    """Find and split the images; only the images that mean and deviation are measured on are decoded."""
+    """Find and split the images; without `config.memory`, only those that are measured are decoded."""
     listing = {"mnist": _list_mnist, "folder": _list_folder, "hub": _list_hub}[config.source](config)
+    if config.memory:
+        listing = _keep_in_memory(listing, config.channels)
     sets = _hold_out(listing, config)
     _check_classes(sets["train"], listing.classes)
     if config.normalize == "imagenet":
@@ -234,6 +300,17 @@ def load_images(config: ImageConfig) -> ImageData:
     return ImageData(
         config, sets["train"], sets["validation"], sets.get("test"), listing.classes, mean, std, listing.skipped
     )
+
+
+def _keep_in_memory(listing: _Listing, channels: int) -> _Listing:
+    """The same splits, decoded."""
+    decoded = _Decoded(channels)
+    splits: dict[str, Store] = {split: decoded.decode(split, store) for split, store in listing.splits.items()}
+    for split, store in splits.items():
+        for label in set(listing.splits[split].labels.tolist()) - set(store.labels.tolist()):
+            got = f"none of class {listing.classes[label]!r}"
+            raise ValueError(f"{split} must have images of every class that can be read, got {got}")
+    return listing._replace(splits=splits, skipped=[*listing.skipped, *decoded.skipped])
 
 
 def _check_classes(train: ImageSet, classes: Sequence[str]) -> None:

@@ -184,6 +184,86 @@ def test_wrong_folders_raise(tree, tmp_path_factory):
         load(tree)
 
 
+# ---- images in memory
+
+
+def test_images_in_memory_are_those_of_the_files(tree):
+    files, memory = load(tree), load(tree, memory=True)
+    for split in ("train", "validation"):
+        for (image, label), (expected, truth) in zip(getattr(memory, split), getattr(files, split), strict=True):
+            assert image.equal(expected)
+            assert label == truth
+    assert memory.mean.equal(files.mean)
+    (tree / "train" / "cat" / "1.png").unlink()
+    image, _ = memory.train[1]
+    image.zero_()  # the caller owns a copy
+    assert memory.train[1][0].any()
+
+
+def test_splits_are_held_out_of_images_in_memory(tree):
+    (tree / "val").rename(tree / "test")
+    data = load(tree, validation=0.25, memory=True)
+    assert [len(split) for split in (data.train, data.validation, data.test)] == [6, 2, 4]
+    assert data.validation[1][0].equal(load(tree, validation=0.25).validation[1][0])
+
+
+def test_gray_images_in_memory_have_one_channel(tree):
+    assert load(tree, memory=True, channels=1).train[0][0].shape[0] == 1
+    mnist = load_images(ImageConfig(memory=True))
+    assert mnist.train[0][0].shape == (3, 28, 28)
+
+
+def test_damaged_files_are_skipped_and_listed_in_memory(tree):
+    whole = (tree / "train" / "cat" / "0.png").read_bytes()
+    (tree / "train" / "cat" / "1.png").write_bytes(whole[: len(whole) // 2])
+    (tree / "val" / "dog" / "0.png").write_bytes(b"")
+    data = load(tree, memory=True)
+    assert data.train.labels.tolist() == [0] * 3 + [1] * 4
+    assert data.validation.labels.tolist() == [0, 0, 1]
+    assert data.train[1][0].equal(read_image(tree / "train" / "cat" / "2.png"))
+    assert [file.rsplit("/", 2)[1:] for file, _ in data.skipped] == [["cat", "1.png"], ["dog", "0.png"]]
+    assert all(reason.startswith("cannot be read as an image") for _, reason in data.skipped)
+    assert "skipped 2 files" in data.summary()
+
+
+def test_every_class_must_have_an_image_that_can_be_read(tree):
+    for path in (tree / "train" / "cat").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"train must have images of every class that can be read, got none .*'cat'"):
+        load(tree, memory=True)
+    for path in (tree / "train" / "dog").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"train must have one or more images that can be read, got none: .*png: "):
+        load(tree, memory=True)
+
+
+def test_images_in_memory_have_one_size_and_a_limit(tree, monkeypatch):
+    height, width = read_image(tree / "train" / "cat" / "0.png").shape[1:]
+    pictures.save(tree / "val" / "dog" / "1.png", pictures.picture(height + 1, width))
+    with pytest.raises(ValueError, match=rf"dog/1.png must be {height} x {width} .*got {height + 1} x {width}"):
+        load(tree, memory=True)
+    monkeypatch.setattr(images, "MAX_MEMORY", 100)
+    with pytest.raises(ValueError, match=r"memory must be false for more than 100 bytes of images"):
+        load(tree, memory=True)
+
+
+def test_rows_of_the_hub_that_cannot_be_read_are_skipped_in_memory(tmp_path):
+    from datasets import ClassLabel, Dataset, Features
+    from datasets import Image as ImageFeature
+
+    file = io.BytesIO()
+    pictures.picture().save(file, "PNG")
+    rows = [{"bytes": file.getvalue() if i != 3 else b"nothing", "path": None} for i in range(8)]
+    features = Features({"image": ImageFeature(decode=False), "label": ClassLabel(names=["cat", "dog"])})
+    made = Dataset.from_dict({"image": rows, "label": [i % 2 for i in range(8)]}, features=features)
+    made.cast_column("image", ImageFeature()).save_to_disk(tmp_path / "saved")
+    data = load_images(ImageConfig("hub", tmp_path / "saved", memory=True))
+    assert len(data.train) + len(data.validation) + len(data.test) == 7
+    ((name, reason),) = data.skipped
+    assert name == "row 3"
+    assert "cannot be read as an image" in reason
+
+
 # ---- the hub
 
 
@@ -282,6 +362,7 @@ def test_every_class_is_in_every_split():
         ({"seed": -1}, "seed", ValueError),
         ({"normalize": "imagenet", "channels": 1}, "normalize", ValueError),
         ({"revision": "main"}, "revision", ValueError),
+        ({"memory": 1}, "memory", TypeError),
     ],
 )
 def test_invalid_settings_raise(settings, name, error):

@@ -215,7 +215,10 @@ def test_items_to_explain_are_bytes_with_their_target(name, changes, cache):
 @pytest.mark.parametrize(
     ("name", "change", "setting"),
     [
-        ("vision-demo", "augment.flip=0.5", "augment.flip must be 0 or empty with size 0"),
+        ("vision-demo", "augment.jitter=0.5", "augment.jitter must be 0 or empty with size 0"),
+        ("vision-demo", "augment.pad=-1", "augment.pad must be"),
+        ("imagenet-tiny", "augment.pad=4", "augment.pad must be 0 with size 224, got 4"),
+        ("vision-demo", "data.memory=1", "data.memory must be"),
         ("vision-demo", "augment.smoothing=0.1", "augment.smoothing must be 0 without mixup"),
         ("vision-demo", "augment.min_area=0", "augment.min_area must be"),
         ("vision-demo", "augment.rotation=x", "augment.rotation must be"),

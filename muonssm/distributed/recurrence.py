@@ -65,7 +65,7 @@ class Piece(ABC):
         tensors = [*self.tensors(), *(state or ()), *([gamma] if isinstance(gamma, Tensor) else [])]
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         rule = {f.name: getattr(self.muon, f.name) for f in fields(self.muon) if f.name != "gamma"}
-        rule["gamma"] = list(gamma.shape[gamma.ndim == 3 :]) if isinstance(gamma, Tensor) else gamma
+        rule["gamma"] = f"tensor with {gamma.ndim} axes" if isinstance(gamma, Tensor) else gamma  # checked to fit
         packed = None if cu_seqlens is None else cu_seqlens.numel() - 1
         call = {**self.sizes(), "batch": self.n, "packed": packed, "dtype": self.dtype, "gradients": learns, **rule}
         operator = type(self).__name__.removesuffix("Piece").lower()

@@ -375,16 +375,13 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.namespace == "c10d":
             size, name = dist.get_world_size(), function.overloadpacket.__name__
-            tensors = args[1:2] if "base" in name and "gather" in name else args[:1]
+            tensors = args[1:2] if "base" in name or name == "allgather_" else args[:1]
             tensors = tensors if isinstance(tensors[0], torch.Tensor) else tensors[0]
             total = sum(x.numel() * x.itemsize for x in tensors)
-            if name == "_reduce_scatter_base_":
-                total = args[1].numel() * args[1].itemsize
             share = {"allreduce_": 2 * (size - 1) / size, "_allgather_base_": size - 1, "send": 1, "recv_": 0}
-            if name == "allgather_":  # of a group, to each of its other processes
-                tensors, share[name] = args[1], len(args[0][0]) - 1
-                total = sum(x.numel() * x.itemsize for x in tensors)
             share["_reduce_scatter_base_"] = (size - 1) / size
+            if name == "allgather_":  # of a group, to each of its other processes
+                share[name] = len(args[0][0]) - 1
             self.sent += total * share[name]
         return function(*args, **(kwargs or {}))
 

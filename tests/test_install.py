@@ -135,25 +135,37 @@ def test_decoding_stays_inside_its_arrays(name, option, tmp_path):
 
 ARM_COMPILER = "aarch64-linux-gnu-g++"
 ARM_EMULATOR = next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "")
+ON_ARM = (ARM_EMULATOR, "-L", "/usr/aarch64-linux-gnu")
 needs_arm = pytest.mark.skipif(
     not (shutil.which(ARM_COMPILER) and ARM_EMULATOR),
     reason=f"{ARM_COMPILER} and qemu-aarch64 are not installed (Debian: g++-aarch64-linux-gnu, qemu-user)",
 )
 
 
+def compile_portable(compiler, program, *sources):
+    """Compile sources for the portable instruction set, with the same arithmetic on every machine."""
+    flags = ["-std=c++17", "-O1", "-fopenmp", "-ffp-contract=off", "-fsigned-char", "-I", str(ROOT / "csrc")]
+    flags += ["-DMUONSSM_ISA=portable", "-DMUONSSM_VECTOR_BYTES=16"]
+    run(compiler, *flags, *(ROOT / source for source in sources), "-o", program)
+
+
 @needs_arm
 def test_kernels_run_on_arm(tmp_path):
     """The ragged tests on emulated aarch64 give the bits of this machine, but for a few last bits of exp and log."""
-    flags = ["-std=c++17", "-O1", "-fopenmp", "-ffp-contract=off", "-fsigned-char", "-I", str(ROOT / "csrc")]
-    flags += ["-DMUONSSM_ISA=portable", "-DMUONSSM_VECTOR_BYTES=16"]
-    sources = [ROOT / "csrc" / "kernels.cpp", ROOT / "csrc" / "decode.cpp", ROOT / "tests" / "csrc" / "ragged.cpp"]
     outputs = {}
-    for compiler, runner in ((ARM_COMPILER, [ARM_EMULATOR, "-L", "/usr/aarch64-linux-gnu"]), ("g++", [])):
+    for compiler, runner in ((ARM_COMPILER, ON_ARM), ("g++", [])):
         program = tmp_path / f"ragged-{compiler}"
-        run(compiler, *flags, *sources, "-o", program)
+        compile_portable(compiler, program, "csrc/kernels.cpp", "csrc/decode.cpp", "tests/csrc/ragged.cpp")
         outputs[compiler] = run(*runner, program)
     assert all(output.startswith("2520 runs") for output in outputs.values())
     arm, here = (int(output.rpartition(" ")[2]) for output in outputs.values())  # sums over the bytes of all results
     assert abs(arm - here) < 1000
     code = run("aarch64-linux-gnu-objdump", "-d", tmp_path / f"ragged-{ARM_COMPILER}")
     assert re.search(r"fmul\s+v\d+\.4s", code), "no NEON instructions"
+
+
+@needs_arm
+def test_decoding_runs_on_arm(tmp_path):
+    """All steps of decoding on emulated aarch64: one, two and three threads give the same bits there too."""
+    compile_portable(ARM_COMPILER, tmp_path / "decode", "csrc/decode.cpp", "tests/csrc/decode.cpp")
+    assert run(*ON_ARM, tmp_path / "decode").startswith("108 runs")

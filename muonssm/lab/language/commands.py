@@ -27,7 +27,7 @@ def _add_prepare(table: CommandTable) -> None:
     sources = "stdlib, enwik8, enwik8-text, fineweb-edu, alpaca, a file, a folder, or owner/name on the hub"
     parser.add_argument("source", metavar="SOURCE", help=sources)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the tokens")
-    parser.add_argument("--from", dest="file", metavar="FILE", help="enwik8 or enwik8.gz, for the source of this name")
+    parser.add_argument("--from", dest="file", metavar="FILE", help="enwik8 or enwik8.gz, for enwik8 and enwik8-text")
     other = "accept a file for --from that is not enwik8, split at the same shares of its bytes"
     parser.add_argument("--other-file", action="store_true", help=other)
     parser.add_argument("--tokenizer", help="name on the hub, folder, tokenizer.json or bytes (default: train one)")
@@ -191,6 +191,8 @@ def _add_zero_shot(table: CommandTable) -> None:
     group.add_argument("--limit", type=int, help="score only the first LIMIT samples of each task")
     group.add_argument("--max-length", type=int, help="most tokens of context (default: the training length)")
     group.add_argument("--resume", action="store_true", help="keep the scores in zero-shot.json and add missing tasks")
+    data = "folder of the images for --robustness, or of the paper's --tasks, a file per task (default: from the hub)"
+    parser.add_argument("--data", metavar="DIR", help=data)
     parser.add_argument("--batch-size", type=int, default=8, help="texts or images per batch (default: 8)")
 
 
@@ -207,7 +209,8 @@ def _zero_shot(arguments: argparse.Namespace) -> int:
     save, earlier_result = folder.record("zero-shot.json", arguments.resume)
     paper = paper_zero_shot(pretrained.backbone)
     try:
-        result = run_harness(*pretrained, arguments.tasks.split(","), *settings, save, earlier_result)
+        names = arguments.tasks.split(",")
+        result = run_harness(*pretrained, names, *settings, save, earlier_result, data=arguments.data)
     except TaskDataError as error:  # print the scores of the other tasks
         print(table(error.result, paper))
         raise

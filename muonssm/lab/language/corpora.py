@@ -25,23 +25,26 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from muonssm.checks import is_int
-from muonssm.lab.core.untrusted import UntrustedFileError, check_regular_file, open_file, read_bytes
+from muonssm.lab.core.untrusted import UntrustedFileError, check_regular_file, open_file
 
 from .instructions import FIELDS, prompt
 from .manifest import KINDS as KINDS
+from .packed_files import PACKED, inner_suffix, open_unpacked, read_unpacked
 from .source_files import FolderFiles
 
 ALIASES = {"fineweb-edu": "HuggingFaceFW/fineweb-edu:sample-10BT", "alpaca": "tatsu-lab/alpaca"}
 TEXT_SUFFIXES, TABLE_SUFFIXES = (".txt", ".md", ".py"), (".jsonl", ".parquet", ".json")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+WIKIPEDIA = "enwik8-text"  # the articles of enwik8 without their markup
 SOURCES = (
-    "'stdlib', 'fineweb-edu', 'alpaca', a file, a folder, or a data set on the hub (owner/name or owner/name:config)"
+    "'stdlib', 'enwik8-text', 'fineweb-edu', 'alpaca', a file, a folder, or a data set on the hub (owner/name or "
+    "owner/name:config)"
 )
 # Not part of Python's standard library: installed packages, tests, and files that describe the build machine.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 BUILD_PREFIXES = ("config-", "_sysconfigdata", "_sysconfig_vars")
 EMPTY = "empty"
-MAX_FILE_BYTES = 4 << 30  # of a text or .json file, which is read as a whole
+MAX_FILE_BYTES = 4 << 30  # of a text or .json file, which is read as a whole, and of what a packed file unpacks to
 MAX_ROW_BYTES = 64 << 20  # of a line of a .jsonl file
 HERE = "muonssm.lab.language.corpora"
 
@@ -98,10 +101,16 @@ def open_source(
     cut: int | None = None,
     revision: str | None = None,
     follow_links: bool = False,
+    file: str | None = None,
+    other_file: bool = False,
 ) -> Source:
     """Open a source by name; see `PrepareConfig` for the arguments."""
     if name == "stdlib":
         return open_stdlib(cut)
+    if name == WIKIPEDIA:
+        from .wikipedia import open_wikipedia
+
+        return open_wikipedia(file, other_file)
     if name not in ALIASES and Path(name).exists():
         return open_local(Path(name), kind, field, cut, follow_links)
     hub_name = ALIASES.get(name, name)
@@ -179,7 +188,7 @@ def open_local(path: Path, kind: str, field: str, cut: int | None, follow_links:
     )
 
     def unusable_name(file: Path) -> str | None:
-        return None if file.suffix.lower() in suffixes else f"not a {', '.join(suffixes)} file"
+        return None if _suffix(file) in suffixes else f"not a {', '.join(suffixes)} file"
 
     if path.is_dir():
         found = FolderFiles(root, unusable_name, follow_links)
@@ -194,14 +203,19 @@ def open_local(path: Path, kind: str, field: str, cut: int | None, follow_links:
     convert, columns = row_converter(kind, field), (field,) if kind == "text" else FIELDS
 
     def read(file: Path) -> Iterator[Item]:
-        if file.suffix.lower() in TEXT_SUFFIXES:
+        if _suffix(file) in TEXT_SUFFIXES:
             return read_text(root, file, cut)
         return read_table(root, file, convert, columns)
 
-    only_text = all(file.suffix.lower() in TEXT_SUFFIXES for file in files)
+    only_text = all(_suffix(file) in TEXT_SUFFIXES for file in files)
     source = FileSource(root, files, read, one_per_file=cut is None and only_text)
     source.left_out = left_out
     return source
+
+
+def _suffix(path: Path) -> str:
+    """The suffix of a file, or of what is packed in it with gzip or xz; a Parquet file must not be packed."""
+    return path.suffix.lower() if inner_suffix(path) == ".parquet" else inner_suffix(path)
 
 
 def _sorted(root: Path, files: Sequence[Path]) -> list[Path]:
@@ -212,8 +226,8 @@ def read_text(root: Path, path: Path, cut: int | None) -> Iterator[Item]:
     """Read a text file as one document, or as several of at most `cut` characters."""
     name = path.relative_to(root).as_posix()
     try:
-        content = read_bytes(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
-        text = _decode(content, is_python=path.suffix.lower() == ".py")
+        content = read_unpacked(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
+        text = _decode(content, is_python=_suffix(path) == ".py")
     except UntrustedFileError as error:
         yield Unusable(name, error.reason)
         return
@@ -247,7 +261,7 @@ def cut_text(text: str, cut: int | None) -> Iterator[str]:
 def read_table(root: Path, path: Path, convert: ToItem, columns: Sequence[str]) -> Iterator[Item]:
     """Read the rows of a .jsonl, .json or .parquet file."""
     name = path.relative_to(root).as_posix()
-    read = {".jsonl": _read_jsonl, ".json": _read_json}.get(path.suffix.lower())
+    read = {".jsonl": _read_jsonl, ".json": _read_json}.get(_suffix(path))
     try:
         for number, row in read(path) if read else _read_parquet(path, columns):
             row_name = f"{name}:{number}"
@@ -260,7 +274,8 @@ def read_table(root: Path, path: Path, convert: ToItem, columns: Sequence[str]) 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, TableRow | str]]:
     """Yield line numbers with objects, or with the reason why there is none."""
-    with open_file(path, max_bytes=sys.maxsize) as file:
+    limit = MAX_FILE_BYTES if path.suffix.lower() in PACKED else sys.maxsize
+    with open_unpacked(path, limit, f"{HERE}.MAX_FILE_BYTES") as file:
         for number, line in enumerate(iter(lambda: _read_row(file), b""), start=1):
             if line is None:
                 yield number, f"a line of more than {MAX_ROW_BYTES} bytes ({HERE}.MAX_ROW_BYTES)"
@@ -284,7 +299,7 @@ def _read_row(file: BinaryIO) -> bytes | None:
 
 def _read_json(path: Path) -> Iterator[tuple[int, TableRow | str]]:
     """Yield the objects of a list."""
-    text = read_bytes(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
+    text = read_unpacked(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
     try:
         content = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):

@@ -9,9 +9,7 @@ same shares of its bytes, rounded down.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ import numpy as np
 from muonssm.checks import check_bool
 from muonssm.lab.core.files import remove_leftovers, write_json
 from muonssm.lab.core.lock import LOCK, locked
-from muonssm.lab.core.untrusted import UntrustedFileError, open_file, read_bytes
 
 from .manifest import FORMAT, TEST
+from .packed_files import read_unpacked
 from .shards import MANIFEST, ShardWriter, dtype_for, open_tokens
 from .tokenizer import BYTES, byte_tokenizer, save_tokenizer, vocabulary_size
 
@@ -36,7 +34,7 @@ HERE = "muonssm.lab.language.enwik8"
 
 def read_enwik8(path: Path, other_file: bool = False) -> tuple[bytes, str]:
     """Read enwik8, also gzipped; return its bytes and their md5."""
-    content = _unpack(path) if path.suffix.lower() == ".gz" else read_bytes(path, MAX_BYTES, f"{HERE}.MAX_BYTES")
+    content = read_unpacked(path, MAX_BYTES, f"{HERE}.MAX_BYTES")
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if not other_file and md5 != MD5:
         raise ValueError(
@@ -46,19 +44,6 @@ def read_enwik8(path: Path, other_file: bool = False) -> tuple[bytes, str]:
     if len(content) < LEAST:
         raise ValueError(f"--from must have {LEAST} bytes or more, got {str(path)!r} with {len(content)}")
     return content, md5
-
-
-def _unpack(path: Path) -> bytes:
-    """The content of a gzipped file, of `MAX_BYTES` or less."""
-    with open_file(path, MAX_BYTES, f"{HERE}.MAX_BYTES") as packed:
-        try:
-            with gzip.open(packed) as file:
-                content = file.read(MAX_BYTES + 1)
-        except (EOFError, OSError, zlib.error) as error:
-            raise UntrustedFileError(path, f"must be a gzip file, got a damaged one: {error}") from error
-    if len(content) > MAX_BYTES:
-        raise UntrustedFileError(path, f"must unpack to {MAX_BYTES} bytes or less ({HERE}.MAX_BYTES), got more")
-    return content
 
 
 def prepare_enwik8(file: Path, output: Path, resume: bool = False, other_file: bool = False) -> dict[str, Any]:

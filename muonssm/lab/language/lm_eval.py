@@ -1,13 +1,15 @@
 """Zero-shot scores of a language model through lm-eval.
 
     result = run_harness(model, tokenizer, ["paper"])                    # the nine tasks of the paper's table
+    result = run_harness(model, tokenizer, ["paper"], data="zero-shot")  # the same, with their data in local files
     result = run_harness(model, tokenizer, ["./mine.yaml", "piqa"])      # your own task, in lm-eval's YAML
     print(zero_shot.table(result, zero_shot.paper_zero_shot("mamba")))
 
 Tasks run one after the other, and an interrupted run can be resumed. lm-eval downloads the data of its tasks from a
 hub; tasks with data in local files need no network. A result is a dict that can be saved as JSON:
 
-    settings    what the scores depend on: lm-eval's version, shots, limit, max_length, a digest of the weights
+    settings    what the scores depend on: lm-eval's version, shots, limit, max_length, a digest of the weights, and
+                the files of local data
     tasks       by name: metrics as lm-eval computes them (accuracies in [0, 1]), samples, version, and truncated: the
                 number of texts that were cut at the beginning
 """
@@ -34,6 +36,7 @@ from muonssm.lab.core.resume import check_same_settings
 
 from .generate import evaluation_mode
 from .zero_shot import PAPER_TASKS, Result
+from .zero_shot_data import LocalTasks, local_tasks
 
 PAPER = "paper"  # in a list of tasks: all tasks of the paper's table
 LOCAL_READERS = ("arrow", "csv", "json", "parquet", "text", "xml")  # any other dataset_path is on a hub
@@ -82,6 +85,7 @@ def run_harness(
     save: Callable[[Result], None] | None = None,
     earlier_result: Result | None = None,
     progress: bool = True,
+    data: str | Path | None = None,
 ) -> Result:
     """Score a model on tasks without examples in the prompt; every task starts from lm-eval's seeds.
 
@@ -98,15 +102,17 @@ def run_harness(
         save: called with the result so far after each task.
         earlier_result: a result of the same model and settings; its tasks are not run again.
         progress: show a progress bar per task.
+        data: a folder with the data of the tasks of the paper's table, for lm-eval's own tasks; see `zero_shot_data`.
+            None: lm-eval gets the data of its tasks from the hub.
 
     Raises:
         TaskDataError: if the data of some tasks is unavailable, after all others have run.
     """
     _check_arguments(model, tokenizer, batch_size, limit, max_length)
-    with _hide_library_output(), evaluation_mode(model):
-        manager, specs = _find_tasks(tasks, include_path)
+    with _hide_library_output(), evaluation_mode(model), _local_data(data, tasks, include_path) as local:
+        manager, specs = _find_local(local) if local else _find_tasks(tasks, include_path)
         lm = _language_model(model, tokenizer, batch_size, max_length, progress)
-        result = _resume(earlier_result, _settings(model, limit, lm.max_length))
+        result = _resume(earlier_result, _settings(model, limit, lm.max_length, local))
         loaded, failed = _load_tasks(manager, [spec for spec in specs if spec.name not in result["tasks"]])
         for name in list(loaded):
             scores = _evaluate(lm, name, loaded.pop(name), limit)
@@ -154,6 +160,41 @@ def _hide_library_output() -> Iterator[None]:
 
 
 # ---- finding tasks
+
+
+@contextmanager
+def _local_data(
+    data: str | Path | None, tasks: Sequence[str], include_path: str | Path | None
+) -> Iterator[LocalTasks | None]:
+    """The tasks on the data in the folder `data`; None without one."""
+    if data is None:
+        yield None
+        return
+    if include_path is not None:
+        raise ValueError(f"--include must be left out with --data, got {str(include_path)!r}")
+    with local_tasks(data, _expand(tasks), original_yaml) as local:
+        yield local
+
+
+def original_yaml(name: str) -> Path:
+    """Where lm-eval has the YAML file of a task."""
+    return Path(_default_index()[name].yaml_path)
+
+
+@functools.cache
+def _default_index() -> dict[str, Any]:
+    """lm-eval's tasks by name; indexing takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager().task_index
+
+
+def _find_local(local: LocalTasks) -> tuple[Any, list[_TaskSpec]]:
+    """A task manager without lm-eval's index, and the tasks on local data."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_defaults=False)
+    return manager, [_TaskSpec(name, str(path), "json") for name, path in local.files.items()]
 
 
 def _find_tasks(tasks: Sequence[str], include_path: str | Path | None) -> tuple[Any, list[_TaskSpec]]:
@@ -277,15 +318,16 @@ def _language_model(model: Any, tokenizer: Any, batch_size: int, max_length: int
     return CountingHFLM(model, "causal", tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
 
 
-def _settings(model: Any, limit: int | None, max_length: int) -> dict[str, Any]:
+def _settings(model: Any, limit: int | None, max_length: int, local: LocalTasks | None) -> dict[str, Any]:
     from lm_eval import __version__
 
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    weights = digest.hexdigest()
-    return {"lm_eval": __version__, "shots": 0, "limit": limit, "max_length": max_length, "weights": weights}
+    weights, data = digest.hexdigest(), None if local is None else local.settings
+    own = {"limit": limit, "max_length": max_length, "weights": weights, "data": data}
+    return {"lm_eval": __version__, "shots": 0, **own}
 
 
 def _resume(earlier_result: Result | None, settings: dict[str, Any]) -> Result:

@@ -25,7 +25,7 @@ from muonssm.checks import check_bool, check_choice, check_int, check_number
 from muonssm.lab.core.files import cache_folder, remove_leftovers, write_json
 from muonssm.lab.core.lock import LOCK, locked
 
-from .corpora import ALIASES, KINDS, Document, Item, Position, Source, Unusable, open_source
+from .corpora import ALIASES, KINDS, WIKIPEDIA, Document, Item, Position, Source, Unusable, open_source
 from .manifest import FORMAT, SPLITS, DamagedFileError, Fields, read_manifest, read_progress
 from .shards import MANIFEST, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens
 from .tokenizer import (
@@ -58,10 +58,10 @@ class PrepareConfig:
     """Which documents to prepare, and how.
 
     Attributes:
-        source: `"stdlib"` (Python's standard library), `"fineweb-edu"`, `"alpaca"`, a file or a folder (.txt, .md and
-            .py: one document per file; .jsonl and .parquet: one per row; .json, a list: only when named directly or
-            for instructions), or a data set on the hub, `"owner/name"` or `"owner/name:config"`, whose training split
-            is streamed.
+        source: `"stdlib"` (Python's standard library), `"enwik8-text"` (the articles of enwik8), `"fineweb-edu"`,
+            `"alpaca"`, a file or a folder (.txt, .md and .py: one document per file; .jsonl and .parquet: one per row;
+            .json, a list: only when named directly or for instructions; all but .parquet also packed, as .gz or .xz),
+            or a data set on the hub, `"owner/name"` or `"owner/name:config"`, whose training split is streamed.
         kind: `"text"`, or `"instructions"` for rows with instruction, input and output. None: by the source.
         field: the field of a row that has the text.
         tokenizer: a name on the hub, a folder or a tokenizer.json. None: train a byte-level BPE on the source.
@@ -76,6 +76,8 @@ class PrepareConfig:
         cut: split text files of more characters into several documents, at the ends of lines. None: do not split.
         revision: commit, branch or tag of a data set on the hub. None: the newest.
         follow_links: whether links that lead out of a source folder are followed. No file is read twice.
+        file: enwik8 or enwik8.gz, for `enwik8-text`.
+        other_file: accept a file that is not enwik8.
     """
 
     source: str = "stdlib"
@@ -91,14 +93,19 @@ class PrepareConfig:
     cut: int | None = None
     revision: str | None = None
     follow_links: bool = False
+    file: str | None = None
+    other_file: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("source", "field", "tokenizer", "revision"):
-            _check_name(name, getattr(self, name), optional=name in ("tokenizer", "revision"))
+        for name in ("source", "field", "tokenizer", "revision", "file"):
+            _check_name(name, getattr(self, name), optional=name in ("tokenizer", "revision", "file"))
         if self.kind is None:
             is_alpaca = self.source in ("alpaca", ALIASES["alpaca"])
             object.__setattr__(self, "kind", "instructions" if is_alpaca else "text")
-        check_choice("kind", self.kind, ("text",) if self.source == "stdlib" else KINDS)
+        check_choice("kind", self.kind, ("text",) if self.source in ("stdlib", WIKIPEDIA) else KINDS)
+        if (self.file is None) == (self.source == WIKIPEDIA):
+            wanted = "the file enwik8 or enwik8.gz" if self.file is None else f"None unless source is {WIKIPEDIA!r}"
+            raise ValueError(f"file must be {wanted} for source {self.source!r}, got {self.file!r}")
         if self.validation is None:
             object.__setattr__(self, "validation", 0.05 if self.source == "stdlib" else 0.01)
         if check_number("validation", self.validation, 0, 1) == 1:
@@ -106,7 +113,8 @@ class PrepareConfig:
         least = {"vocab_size": MIN_VOCAB_SIZE, "tokenizer_characters": 1, "shard_tokens": 1, "max_length": 2}
         for name, bound in least.items():
             check_int(name, getattr(self, name), bound)
-        check_bool("follow_links", self.follow_links)
+        for name in ("follow_links", "other_file"):
+            check_bool(name, getattr(self, name))
         for name in ("limit", "cut"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
@@ -139,9 +147,8 @@ def _prepare(config: PrepareConfig, output: Path, resume: bool, progress: bool) 
     if (output / MANIFEST).is_file():
         (output / PROGRESS).unlink(missing_ok=True)
         return open_tokens(output, check=False).manifest
-    source = open_source(
-        config.source, str(config.kind), config.field, config.cut, config.revision, config.follow_links
-    )
+    settings = (config.field, config.cut, config.revision, config.follow_links, config.file, config.other_file)
+    source = open_source(config.source, str(config.kind), *settings)
     if state is not None and state["source"] != json.loads(json.dumps(source.metadata)):
         raise ValueError(
             f"source must be as it was when the job began, got {config.source!r}, which has changed since; "

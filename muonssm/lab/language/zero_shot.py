@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from muonssm.lab.core.paper import read_table, scores_by_variant
 
+from .zero_shot_data import TASKS
+
 Result = dict[str, Any]  # of `lm_eval.run_harness`
 Rows = Mapping[str, Mapping[str, float]]  # scores by the row's name and the column's key
 
@@ -75,11 +77,16 @@ def standard_errors(result: Result) -> dict[str, float]:
 
 
 def notes(result: Result) -> list[str]:
-    """Restrictions of the scores: a limit on samples, truncated texts."""
+    """Restrictions of the scores: a limit on samples, another split, truncated texts."""
     lines, tasks = [], result["tasks"]
     limit, length = result["settings"]["limit"], result["settings"]["max_length"]
     if limit is not None:
         lines.append(f"at most {limit} samples per task: not comparable with scores of all samples")
+    for task, local in (result["settings"].get("data") or {}).items():
+        if task in tasks and local["split"] != TASKS[task].split:
+            lines.append(
+                f"{task}: the {local['split']} split was scored ({local['file']}), not the {TASKS[task].split} split"
+            )
     truncated = {task: score["truncated"] for task, score in tasks.items() if score.get("truncated")}
     return lines + [f"{task}: {n} texts cut at the beginning, to {length} tokens" for task, n in truncated.items()]
 

@@ -39,6 +39,7 @@ def _add_corrupt(table: CommandTable) -> None:
     parser = table.add("corrupt", _corrupt, EXTRA, text)
     parser.add_argument("source", metavar="SOURCE", help="folder with one folder of images per class")
     parser.add_argument("output", metavar="OUTPUT", help="folder to write to; existing files are kept")
+    parser.add_argument("--count", type=int, help="first images of each class (default: all)")
     parser.add_argument("--size", type=int, help="center crop of this size (default: whole images)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random corruptions (default: 0)")
 
@@ -46,7 +47,8 @@ def _add_corrupt(table: CommandTable) -> None:
 def _corrupt(arguments: argparse.Namespace) -> int:
     from .corruptions import corrupt_folder
 
-    new = corrupt_folder(Path(arguments.source), Path(arguments.output), size=arguments.size, seed=arguments.seed)
+    source, output, count = Path(arguments.source), Path(arguments.output), arguments.count
+    new = corrupt_folder(source, output, size=arguments.size, seed=arguments.seed, count=count)
     print(f"{new} new images in {arguments.output}")
     return 0
 
@@ -55,7 +57,8 @@ def _add_robustness(table: CommandTable) -> None:
     parser = table.add_mode("eval", "robustness", _evaluate_robustness, EXTRA)
     sets = ("imagenet-c", "imagenet-r", "imagenet-a")
     parser.add_argument("--robustness", choices=sets, help="score a classifier on corrupted or hard images")
-    parser.add_argument("--data", metavar="DIR", help="folder of the images for --robustness")
+    text = "for imagenet-c: a run scored on the same images, whose errors CE is relative to (default: AlexNet's)"
+    parser.add_argument("--reference", metavar="RUN", help=text)
 
 
 def _evaluate_robustness(arguments: argparse.Namespace) -> int:
@@ -63,6 +66,7 @@ def _evaluate_robustness(arguments: argparse.Namespace) -> int:
 
     if arguments.data is None:
         raise ValueError(f"--data must be the folder of {arguments.robustness}, got nothing")
-    for line in evaluate_robustness(arguments.folder, arguments.robustness, arguments.data, arguments.batch_size):
+    options = {"batch_size": arguments.batch_size, "reference": arguments.reference}
+    for line in evaluate_robustness(arguments.folder, arguments.robustness, arguments.data, **options):
         print(line)
     return 0

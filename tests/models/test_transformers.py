@@ -69,6 +69,18 @@ def test_outputs_are_recorded(backbone, muon, changes):
     assert len(as_tuple[1]) == 3
 
 
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_scaled_rotary_embeddings_of_a_hybrid(kind):
+    """Scaling changes what lies beyond the trained length; the dynamic kind, as its name says, nothing within it."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    model, plain, ids = build(**HYBRID, max_position_embeddings=8, rope_parameters=rope), build(**HYBRID), tokens(2, 14)
+    assert model.config.head_dim == 8
+    changed = (model(ids).logits - plain(ids).logits).abs().amax((0, 2))
+    assert changed[-1] > 1e-4
+    if kind == "dynamic":
+        assert_equal(model(ids[:, :7]).logits, plain(ids[:, :7]).logits)
+
+
 def test_some_layers_and_gradients_of_hidden_states():
     model, ids = build(), tokens(2, 7)
     out = model(ids, output_hidden_states=[1])

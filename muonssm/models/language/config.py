@@ -93,10 +93,15 @@ class MuonSSMConfig(RemoteCode, PreTrainedConfig):  # type: ignore[misc]
         elif list(self.layer_types) != layer_types:
             every = self.ssm_every
             raise ValueError(f"layer_types must be {layer_types} with ssm_every = {every}, got {self.layer_types}")
-        heads = self.num_attention_heads
-        if SLIDING in layer_types and self.head_dim is None and self.hidden_size % heads:
-            raise ValueError(f"num_attention_heads must be a divisor of hidden_size = {self.hidden_size}, got {heads}")
+        if SLIDING in layer_types and self.head_dim is None:  # transformers' rotary embeddings and caches read it
+            self.head_dim = self._default_head_dim()
         super().__post_init__(**others)
+
+    def _default_head_dim(self) -> int:
+        heads = self.num_attention_heads
+        if self.hidden_size % heads:
+            raise ValueError(f"num_attention_heads must be a divisor of hidden_size = {self.hidden_size}, got {heads}")
+        return self.hidden_size // heads
 
     def _check(self) -> None:
         check_choice("backbone", self.backbone, tuple(BACKBONES))

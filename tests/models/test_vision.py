@@ -117,6 +117,18 @@ def test_micro_is_small(backbone):
     assert 300_000 < count < 1_000_000
 
 
+def test_mini_keeps_the_resolution_of_small_photographs():
+    torch.manual_seed(0)
+    model = MambaVision(vision_config("mini", num_classes=10, drop_path=0.1))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 2_315_050
+    x = images(2, 3, 32, 32)
+    assert [tuple(m.shape[1:]) for m in model.forward_features(x)] == [
+        (32, 32, 32), (64, 16, 16), (128, 8, 8), (256, 4, 4),
+    ]  # fmt: skip
+    F.cross_entropy(model(x), torch.tensor([3, 9])).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 @pytest.mark.parametrize(
     "size", [*(pytest.param(s, marks=FULL) for s in ((192, 192), (224, 224), (256, 320), (512, 512))), (100, 37)]
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 from muonssm.checks import check_choice, check_int
 from muonssm.lab.core.files import atomic
 
-from .image_files import class_names, find_images, missing_package, read_image, to_pil, to_tensor
+from .image_files import ImageFile, class_names, find_images, missing_package, read_image, to_pil, to_tensor
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
@@ -91,6 +91,7 @@ def corrupt_folder(
     size: int | None = None,
     seed: int = 0,
     progress: bool = True,
+    count: int | None = None,
 ) -> int:
     """Write every image in every corruption and severity; return how many are new.
 
@@ -103,11 +104,12 @@ def corrupt_folder(
         size: None corrupts whole images; otherwise their center at that size, see `crop_center`.
         seed: with a file's name, corruption and severity it determines all random numbers.
         progress: show a progress bar.
+        count: the first images of each class, by name; None for all.
     """
     from tqdm import tqdm
 
     source, output = Path(source), Path(output)
-    files, _ = find_images(source, class_names(source))
+    files = _first_of_each_class(find_images(source, class_names(source))[0], count)
     jobs = [(corruption, severity) for corruption in corruptions for severity in severities]
     _check_jobs(jobs, size, source, output)
     new = 0
@@ -125,6 +127,16 @@ def corrupt_folder(
                 new += 1
                 bar.update()
     return new
+
+
+def _first_of_each_class(files: Sequence[ImageFile], count: int | None) -> list[ImageFile]:
+    if count is None:
+        return list(files)
+    check_int("count", count, 1)
+    of_class: dict[int, list[ImageFile]] = {}
+    for file in files:
+        of_class.setdefault(file.label, []).append(file)
+    return [file for images in of_class.values() for file in images[:count]]
 
 
 def _check_jobs(jobs: Sequence[tuple[str, int]], size: int | None, source: Path, output: Path) -> None:

@@ -34,6 +34,8 @@ class DetectionConfig:
     Attributes:
         source: `"canvases"` (embedded: digits composed on canvases, not photographs) or `"coco"`.
         root: for `"coco"`, the folder with `annotations/instances_train2017.json`, `train2017/`, and those of val2017.
+        validation: with `"coco"`, the split that is scored: `"val2017"`, or `"train2017"`, the training images
+            themselves, to check that a detector overfits a few of them.
         short: lengths of the shorter side after resizing, one of which is drawn in training.
         longest: largest length of the longer side after resizing.
         flip: probability of a horizontal flip in training.
@@ -42,6 +44,7 @@ class DetectionConfig:
 
     source: str = "canvases"
     root: str | None = None
+    validation: str = "val2017"
     short: tuple[int, ...] = SHORT
     longest: int = LONGEST
     flip: float = 0.5
@@ -52,6 +55,9 @@ class DetectionConfig:
         if (self.root is None) != (self.source == "canvases"):
             wanted = "None" if self.source == "canvases" else "the folder of the data"
             raise ValueError(f"root must be {wanted} with source {self.source!r}, got {self.root!r}")
+        check_choice("validation", self.validation, ("val2017", "train2017"))
+        if self.validation != "val2017" and self.source != "coco":
+            raise ValueError(f"validation must be 'val2017' with source {self.source!r}, got {self.validation!r}")
         view = CocoView(self.short, self.longest, self.flip)
         object.__setattr__(self, "short", view.short)
         if self.canvases and self.source != "canvases":
@@ -66,7 +72,7 @@ class DetectionConfig:
             files = {split: (folder / f"instances_{n}.json", folder / "images" / n) for split, n in names.items()}
         else:
             folder = Path(str(self.root))
-            names = {"train": "train2017", "validation": "val2017"}
+            names = {"train": "train2017", "validation": self.validation}
             files = {split: (folder / "annotations" / f"instances_{n}.json", folder / n) for split, n in names.items()}
         views = {"train": CocoView(None, self.longest, self.flip)}  # the model itself resizes
         return {
@@ -107,6 +113,8 @@ class DetectionTask(ImageTask):
         train = splits["train"]
         counts = ", ".join(f"{len(data)} for {split}" for split, data in splits.items())
         left_out = f"left out {train.crowds} crowds and {train.empty_boxes} boxes without area"
+        if self.data.validation == "train2017":
+            left_out += "; validated on the training images themselves"
         metadata = {
             "classes": list(train.classes),
             "category_ids": list(train.category_ids),

@@ -29,7 +29,7 @@ class VisionModelConfig:
     """The network.
 
     Attributes:
-        size: `"tiny"` as published, or `"micro"` for small images and CPUs.
+        size: `"tiny"` as published, `"mini"` for photographs of about 32 pixels, or `"micro"`; both are for CPUs.
         backbone: a name in `muonssm.layers.BACKBONES`.
         momentum: `"fixed"`, `"per_head"` or `"per_step"`.
         drop_path: fraction of residual branches dropped in training; None uses the default of the size.

@@ -11,7 +11,7 @@ from muonssm.lab.report import figures, page
 from muonssm.lab.report.colors import MAX_SERIES
 from muonssm.lab.report.page import Section
 
-from .robustness import ROBUSTNESS_SETS
+from .robustness import ALEXNET_NAME, ROBUSTNESS_SETS
 
 
 def robustness_sections(experiment: Experiment) -> list[Section]:
@@ -67,7 +67,8 @@ def _corruptions(experiment: Experiment, results: dict[str, Any]) -> list[Markup
     errors = [scores["ce"] for scores in results.values()]
     rows = [[name.replace("_", " "), *(_score(each.get(name)) for each in errors)] for name in names]
     rows.append(["mean (mCE)", *(_score(scores["mce"]) for scores in results.values())])
-    caption = "Corrupted images: CE, the error relative to AlexNet's on ImageNet-C, %; lower is better"
+    references = " or ".join(dict.fromkeys(scores.get("reference", ALEXNET_NAME) for scores in results.values()))
+    caption = f"Corrupted images: CE, the error relative to that of {references}, %; lower is better"
     published = experiment.comparison.paper.items()
     paper = ", ".join(f"{variant} {row['mce']:.2f}" for variant, row in published if "mce" in row)
     label = "error, mean over corruptions, %"

@@ -10,7 +10,7 @@ gaps, and the CE of the complete corruptions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ ROBUSTNESS_SETS = {
     "imagenet-r": "other renderings",
     "imagenet-a": "hard photographs",
 }
+ALEXNET_NAME = "AlexNet on ImageNet-C"
 # AlexNet's error on each corruption of ImageNet-C, from its authors; CE is relative to it.
 ALEXNET = {
     "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640, "defocus_blur": 0.819880,
@@ -52,18 +53,21 @@ class CorruptionScores:
         ce: the corruption error of each complete corruption.
         mce: the mean over all fifteen corruptions; None if anything is missing.
         missing: a line for each missing folder or image.
+        reference: whose errors CE is relative to.
     """
 
     errors: dict[str, dict[int, float]]
     ce: dict[str, float]
     mce: float | None
     missing: tuple[str, ...]
+    reference: str = ALEXNET_NAME
 
     def lines(self) -> Iterator[str]:
         """The scores as text."""
         for corruption, ce in self.ce.items():
             errors = " ".join(f"{self.errors[corruption][severity]:6.2f}" for severity in SEVERITIES)
             yield f"{corruption:<18} CE {ce:7.2f}   errors {errors}"
+        yield f"CE is relative to the errors of {self.reference}"
         if self.mce is None:
             yield f"no mCE: {len(self.missing)} folders or images are missing"
             yield from _list_missing(self.missing)
@@ -103,7 +107,9 @@ def _list_missing(missing: Sequence[str]) -> Iterator[str]:
         yield f"  and {len(missing) - MAX_LISTED} more"
 
 
-def evaluate_robustness(run: str | Path, name: str, data: str | Path, batch_size: int = 64) -> Iterator[str]:
+def evaluate_robustness(
+    run: str | Path, name: str, data: str | Path, batch_size: int = 64, reference: str | Path | None = None
+) -> Iterator[str]:
     """Score a trained classifier; write RUN/NAME.json, and return the scores as lines of text.
 
     Args:
@@ -111,7 +117,12 @@ def evaluate_robustness(run: str | Path, name: str, data: str | Path, batch_size
         name: `"imagenet-c"` (also for other classes, see `muonssm corrupt`), `"imagenet-r"` or `"imagenet-a"`.
         data: the folder of the images.
         batch_size: images per batch.
+        reference: with `"imagenet-c"`, a run that was scored on the same images: CE is relative to its errors. None:
+            to AlexNet's on ImageNet-C.
     """
+    if reference is not None and name != "imagenet-c":
+        raise ValueError(f"--reference must be left out for {name}, got {str(reference)!r}")
+    errors = ALEXNET if reference is None else reference_errors(reference)
     folder = RunFolder(run)
     recipe, metadata, model = folder.load_model("vision")
     if not Path(data).is_dir():
@@ -124,13 +135,24 @@ def evaluate_robustness(run: str | Path, name: str, data: str | Path, batch_size
     view = ImageView(recipe.task.augment, metadata, training=False)  # type: ignore[attr-defined]
     scores: CorruptionScores | SubsetScores
     if name == "imagenet-c":
-        scores = evaluate_imagenet_c(predict, Path(data), view, metadata["classes"], batch_size=batch_size)
+        scores = evaluate_imagenet_c(predict, Path(data), view, metadata["classes"], errors, batch_size)
+        scores = scores if reference is None else replace(scores, reference=str(reference))
     elif is_imagenet(metadata["classes"]):
         scores = evaluate_subset(predict, Path(data), name, view, batch_size=batch_size)
     else:
         raise ValueError(f"RUN must be a run on ImageNet-1k for {name}, got {str(run)!r}, which has other classes")
     folder.write(f"{name}.json", asdict(scores))
     return scores.lines()
+
+
+def reference_errors(run: str | Path) -> dict[str, float]:
+    """Mean error in [0, 1] on each corruption, of a run that `evaluate_robustness` has scored on all of them."""
+    folder = RunFolder(run)
+    scores = folder.read("imagenet-c.json") if (folder.path / "imagenet-c.json").is_file() else None
+    if scores is None or scores["mce"] is None:
+        got = "no imagenet-c.json" if scores is None else f"{len(scores['missing'])} gaps"
+        raise ValueError(f"--reference must be a run that was scored on all corruptions, got {str(run)!r} with {got}")
+    return {corruption: sum(by.values()) / len(by) / 100 for corruption, by in scores["errors"].items()}
 
 
 def corruption_errors(errors: Mapping[str, Mapping[int, float]], reference: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Named sizes: `tiny` as published, and `micro` for small images and CPUs."""
+"""Named sizes: `tiny` as published; `mini` for photographs of about 32 pixels, and `micro`, both for CPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from muonssm.ops import Muon
 from .config import VisionConfig
 from .network import MambaVision
 
-SIZES = ("tiny", "micro")
+SIZES = ("tiny", "mini", "micro")
 
 
 def vision_config(
@@ -25,10 +25,12 @@ def vision_config(
     if size == "tiny":
         share = 0.2 if drop_path is None else drop_path
         return VisionConfig(backbone, muon, num_classes, in_channels, drop_path=share, momentum=momentum)
-    # Strides 2 to 16 where tiny has 4 to 32: an image of 28 pixels still has maps of 14, 7, 4 and 2.
+    # Strides from 2 (micro) or 1 (mini) where tiny has 4: 28 pixels still have micro's maps of 14, 7, 4 and 2, and
+    # 32 pixels mini's of 32, 16, 8 and 4, so that its mixers see 64 and 16 positions.
+    width, stride = (16, 2) if size == "micro" else (32, 1)
     return VisionConfig(
-        backbone, muon, num_classes, in_channels, depths=(1, 1, 2, 2), dims=(16, 32, 64, 128), stem=16,
-        stem_strides=(1, 2), windows=(8, 4), fit_windows=True, heads=(4, 8),
+        backbone, muon, num_classes, in_channels, depths=(1, 1, 2, 2), dims=(width, 2 * width, 4 * width, 8 * width),
+        stem=width, stem_strides=(1, stride), windows=(8, 4), fit_windows=True, heads=(4, 8),
         drop_path=0.0 if drop_path is None else drop_path, momentum=momentum,
     )  # fmt: skip
 

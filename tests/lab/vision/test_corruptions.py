@@ -77,6 +77,14 @@ def test_a_folder_is_written_in_the_layout_of_imagenet_c(source, tmp_path):
     assert "fog/3 is missing" in result.missing
 
 
+def test_the_first_images_of_each_class(source, tmp_path):
+    assert write(source, tmp_path / "out", count=1) == 8
+    assert {path.name for path in (tmp_path / "out").rglob("*.png")} == {"0.png"}
+    assert write(source, tmp_path / "out", count=5) == 8  # there are two of each class
+    with pytest.raises(ValueError, match="count must be an integer >= 1, got 0"):
+        write(source, tmp_path / "out", count=0)
+
+
 def test_a_stopped_job_continues_to_the_same_files(source, tmp_path, monkeypatch):
     write(source, tmp_path / "whole")
     real, calls = corruptions.corrupt, []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 from PIL import Image
 
+from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.vision import imagenet
 from muonssm.lab.vision.corruptions import CORRUPTIONS, SEVERITIES
 from muonssm.lab.vision.imagenet import find_imagenet_c, subset, synsets
@@ -16,8 +18,10 @@ from muonssm.lab.vision.robustness import (
     ALEXNET,
     corruption_errors,
     evaluate_imagenet_c,
+    evaluate_robustness,
     evaluate_subset,
     mean_corruption_error,
+    reference_errors,
 )
 
 TIMM = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the lists of classes ship with timm")
@@ -99,7 +103,8 @@ def test_a_complete_folder_has_an_mce(whole):
     assert evaluate(whole, reference=dict.fromkeys(CORRUPTIONS, 0.25)).mce == pytest.approx(200.0)
     lines = list(scores.lines())
     assert lines[-1] == "mCE 64.67"
-    assert len(lines) == 16
+    assert lines[-2] == "CE is relative to the errors of AlexNet on ImageNet-C"
+    assert len(lines) == 17
 
 
 def test_an_incomplete_folder_has_no_mce_and_lists_the_gaps(copy):
@@ -148,6 +153,23 @@ def test_wrong_folders_predictions_and_shapes_raise(whole, tmp_path):
     with pytest.raises(ValueError, match=r"transform must give .* \(3, 4, 4\) for .*a.png and \(3, 4, 5\) for"):
         evaluate(tmp_path / "c")
     assert evaluate(tmp_path / "c", transform=lambda image: image[:, :4, :4].float()).mce is None
+
+
+def test_another_run_can_be_the_reference(whole, tmp_path):
+    run = RunFolder(tmp_path / "plain")
+    run.path.mkdir()
+    with pytest.raises(ValueError, match=r"--reference must be a run .* got .*plain' with no imagenet-c.json"):
+        reference_errors(run.path)
+    scores = evaluate(whole)
+    run.write("imagenet-c.json", asdict(scores))
+    reference = reference_errors(run.path)
+    assert reference == pytest.approx(dict.fromkeys(CORRUPTIONS, 0.5))
+    assert evaluate(whole, reference=reference).mce == pytest.approx(100)
+    run.write("imagenet-c.json", {**asdict(scores), "mce": None, "missing": ["snow is missing"]})
+    with pytest.raises(ValueError, match=r"--reference must be a run .* with 1 gaps"):
+        reference_errors(run.path)
+    with pytest.raises(ValueError, match="--reference must be left out for imagenet-r"):
+        evaluate_robustness("run", "imagenet-r", whole, reference=run.path)
 
 
 # ---- ImageNet-R and ImageNet-A

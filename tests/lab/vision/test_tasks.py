@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
@@ -50,6 +51,16 @@ class Detector(torch.nn.Module):
             "scores": torch.rand(count, generator=generator),
             "masks": target["masks"].roll(1, 2)[:, None].float(),
         }
+
+
+class Perfect(torch.nn.Module):
+    """Find every object exactly."""
+
+    def forward(self, images, targets):
+        return {"detections": [
+            {**target, "scores": torch.ones(len(target["labels"])), "masks": target["masks"][:, None].float()}
+            for target in targets
+        ]}  # fmt: skip
 
 
 class Segmenter(torch.nn.Module):
@@ -184,8 +195,53 @@ def test_the_papers_robustness_scores_stand_beside_ours(tmp_path):
     experiment = Experiment.read(path)
     (section,) = experiment.task.report_sections(experiment)
     assert "mCE: plain 112.84, muon 112.52" in section.body
+    assert "relative to that of AlexNet on ImageNet-C" in section.body
     assert "20.57" in section.body  # ImageNet-A, plain
     assert "42.35" not in section.body  # ImageNet-R was not evaluated
+
+
+# ---- a few images of COCO
+
+
+@pytest.fixture
+def few(tmp_path):
+    """Three images in COCO's layout, one without objects and one with a crowd; no val2017; ids with gaps."""
+    square = {"category_id": 90, "bbox": [4, 2, 6, 4], "area": 24, "segmentation": [[4, 2, 10, 2, 10, 6, 4, 6]]}
+    crowd = {
+        "category_id": 7,
+        "bbox": [0, 0, 8, 8],
+        "iscrowd": 1,
+        "segmentation": {"size": [8, 16], "counts": [0, 128]},
+    }
+    content = {
+        "images": [{"id": i, "file_name": f"{i}.png", "height": 8, "width": 16} for i in (9, 3, 12)],
+        "categories": [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}],
+        "annotations": [
+            {"id": 1, "image_id": 3, **square}, {"id": 5, "image_id": 12, **square}, {"id": 6, "image_id": 12, **crowd},
+        ],
+    }  # fmt: skip
+    for image in content["images"]:
+        pictures.save(tmp_path / "train2017" / image["file_name"], pictures.picture(8, 16, seed=image["id"]))
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_train2017.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_a_detector_can_be_scored_on_its_training_images(few):
+    """All images are scored, and those with objects trained on; there is no test set."""
+    task = Recipe.load("coco128", [f"data.root={few}"]).task
+    data = task.load_data()
+    assert (data.train.image_ids, data.validation.image_ids, data.test) == ([3, 12], [3, 9, 12], None)
+    assert (data.train.classes, data.train.category_ids) == (("cat", "dog"), (7, 90))
+    assert data.train[1][1]["labels"].tolist() == [2]
+    assert "left out 1 crowds and 0 boxes without area; validated on the training images" in data.metadata["summary"]
+    scores = score_split(task, Perfect(), data.validation, batch_size=2)
+    assert scores["box_ap50"] == scores["mask_ap50"] == pytest.approx(100)
+    with pytest.raises(FileNotFoundError, match=r"instances_val2017.json must be an annotation file"):
+        Recipe.load("coco128", [f"data.root={few}", "data.validation=val2017"]).task.load_data()
+    (few / "train2017" / "9.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"9.png must exist, as image 9"):
+        task.load_data()
 
 
 # ---- items and settings
@@ -227,6 +283,8 @@ def test_items_to_explain_are_bytes_with_their_target(name, changes, cache):
         ("vision-demo", "training.optimizer=sgd", "training.optimizer must be"),
         ("vision-demo", "training.ema=2", "training.ema must be"),
         ("detection-demo", "data.source=coco", "data.root must be"),
+        ("detection-demo", "data.validation=train2017", "data.validation must be 'val2017' with source 'canvases'"),
+        ("coco128", "data.validation=test2017", "data.validation must be one of"),
         ("detection-demo", "heads.pyramid=0", "heads.pyramid must be"),
         ("detection-demo", "data.canvases={sides = 3}", "data.canvases must have settings of CanvasConfig"),
         ("detection-demo", "data.canvases={size = 3}", "canvases.size must be"),

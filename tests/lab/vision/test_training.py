@@ -106,6 +106,10 @@ def test_grad_cam_and_robustness_of_a_run(finished, pictures, tmp_path, capsys):
     assert main(["eval", str(output), "--robustness", "imagenet-c", "--data", str(tmp_path / "c")]) == 0
     assert "mCE " in capsys.readouterr().out
     assert json.loads((output / "imagenet-c.json").read_text())["mce"] > 0
+    shutil.copytree(output, tmp_path / "other")
+    text = ["--robustness", "imagenet-c", "--data", str(tmp_path / "c"), "--reference", str(output)]
+    assert main(["eval", str(tmp_path / "other"), *text]) == 0
+    assert f"relative to the errors of {output}\nmCE 100.00" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "c" / "fog")
     assert main(["eval", str(output), "--robustness", "imagenet-c", "--data", str(tmp_path / "c")]) == 0
     text = capsys.readouterr().out

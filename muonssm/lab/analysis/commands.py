@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from muonssm.lab.core.commands import CommandTable
@@ -46,11 +48,33 @@ def _add_study(table: CommandTable) -> None:
         action="append",
         default=[],
         metavar="[RECIPE:]SECTION.KEY=VALUE",
-        help="change a setting of every recipe, or of one, like watch-small:training.epochs=5",
+        help="change a setting of every recipe, or of one, like watch-small:training.epochs=5; in a study in stages, "
+        "STAGE:SECTION.KEY=VALUE or STAGE.KEY=VALUE",
     )
     parser.add_argument("--output", help="folder of the study (default: runs/study-STUDY)")
     parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted study, also with more seeds")
+
+
+def _stages(arguments: argparse.Namespace) -> int | None:
+    """Run a study in stages, whose task knows them; None for a grid."""
+    from muonssm.lab.core.registry import study_files, task_class
+
+    name = arguments.study
+    path = Path(name) if name.endswith(".toml") else study_files().get(name)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
+    except (OSError, ValueError):
+        content = {}  # the error of loading a grid says what is wrong
+    if path is None or "stages" not in content:
+        return None
+    for option in ("recipes", "peers", "analyses", "workers"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(f"--{option} must be left out for a study in stages, got {getattr(arguments, option)!r}")
+    options = {key: getattr(arguments, key) for key in ("set", "resume", "seeds", "variants", "backbones")}
+    for text in task_class(content.get("task")).run_stages(path, arguments.output, options):
+        print(text, flush=True)
+    return 0
 
 
 def _study(arguments: argparse.Namespace) -> int:
@@ -59,6 +83,8 @@ def _study(arguments: argparse.Namespace) -> int:
 
     from .analyses import analyze
 
+    if (stages := _stages(arguments)) is not None:
+        return stages
     grid = Grid.load(arguments.study)
     changes: dict[str, Any] = {"changes": (*grid.changes, *arguments.set)}
     for name in STUDY_LISTS:

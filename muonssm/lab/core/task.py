@@ -168,6 +168,14 @@ class Task(ABC):
         """Train the peer `name` (one of `peers`) on the same data; return its test scores."""
         raise ValueError(f"--against must be left out for this task, got {name!r}")
 
+    @classmethod
+    def run_stages(cls, study: Path, output: str | None, options: Mapping[str, Any]) -> Iterator[str]:
+        """Run a study in stages, a .toml file with the key `stages`; yield what to print.
+
+        `options` are those of `muonssm study` that were given: `set`, `resume`, `seeds`, `variants` and `backbones`.
+        """
+        raise ValueError(f"STUDY must have a task with stages, got {str(study)!r}")
+
     def report_sections(self, experiment: Experiment) -> list[Any]:
         """Sections of the report (`muonssm.lab.report.page.Section`) that only this task has."""
         return []

@@ -105,7 +105,7 @@ class PrepareConfig:
         check_choice("kind", self.kind, ("text",) if self.source in ("stdlib", WIKIPEDIA) else KINDS)
         if (self.file is None) == (self.source == WIKIPEDIA):
             wanted = "the file enwik8 or enwik8.gz" if self.file is None else f"None unless source is {WIKIPEDIA!r}"
-            raise ValueError(f"file must be {wanted} for source {self.source!r}, got {self.file!r}")
+            raise ValueError(f"file (--from) must be {wanted} for source {self.source!r}, got {self.file!r}")
         if self.validation is None:
             object.__setattr__(self, "validation", 0.05 if self.source == "stdlib" else 0.01)
         if check_number("validation", self.validation, 0, 1) == 1:

@@ -22,8 +22,8 @@ def sections(experiment: Experiment) -> list[Section]:
     scores, needles = experiment.read_all("zero-shot.json"), experiment.read_all("needle.json")
     backbone = experiment.task.model.backbone  # type: ignore[attr-defined]
     return [
-        *([Section("zero-shot", "Zero-shot", _zero_shot(scores, backbone))] if scores else []),
-        *([Section("needle", "Needle in a haystack", _needle(needles, backbone))] if needles else []),
+        *([Section("zero-shot", "Zero-shot", zero_shot_section(scores, backbone))] if scores else []),
+        *([Section("needle", "Needle in a haystack", needle_section(needles, backbone))] if needles else []),
     ]
 
 
@@ -37,7 +37,8 @@ def missing_evaluations(experiment: Experiment) -> list[str]:
     return [text for name, text in commands.items() if not experiment.read_all(name)]
 
 
-def _zero_shot(results: dict[str, Any], backbone: str) -> Markup:
+def zero_shot_section(results: dict[str, Any], backbone: str) -> Markup:
+    """Zero-shot scores of some models of one backbone, by name, beside the paper's."""
     rows: Scores = {}
     remarks, others = [], []
     for name, result in results.items():
@@ -63,7 +64,8 @@ def _zero_shot_table(rows: Scores, backbone: str) -> Markup:
     return page.table(head, ours, paper)
 
 
-def _needle(results: dict[str, Any], backbone: str) -> Markup:
+def needle_section(results: dict[str, Any], backbone: str) -> Markup:
+    """Needles that some models of one backbone found, by name, beside the paper's; and heat maps."""
     text = "Share of answers that contain the value, by the length of the prompt and the depth of the needle in it."
     samples = "; ".join(f"{name}: {result['settings']['samples']} samples per cell" for name, result in results.items())
     pictures = [

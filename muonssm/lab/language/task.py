@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -266,6 +266,20 @@ class LanguageTask(Task):
 
     def files_to_copy(self, metadata: dict[str, Any]) -> list[Path]:
         return [Path(metadata["folder"]) / name for name in metadata["tokenizer_files"]]
+
+    @classmethod
+    def run_stages(cls, study: Path, output: str | None, options: Mapping[str, Any]) -> Iterator[str]:
+        """Pre-train, tune and evaluate each variant; see `pipeline`."""
+        from .pipeline import Pipeline, run_pipeline
+        from .pipeline_page import text_table, write_pipeline
+
+        given = {name: options[name] for name in ("variants", "backbones") if options[name] is not None}
+        lists: dict[str, Any] = {name: [part.strip() for part in text.split(",")] for name, text in given.items()}
+        seeds = {} if options["seeds"] is None else {"seeds": options["seeds"]}
+        pipeline = Pipeline.load(study, options["set"], **lists, **seeds)
+        result = run_pipeline(pipeline, Path(output or f"runs/study-{pipeline.name}"), options["resume"])
+        yield text_table(result)
+        yield f"\nreport: {write_pipeline(result)}"
 
     def report_sections(self, experiment: Experiment) -> list[Any]:
         from .report import sections

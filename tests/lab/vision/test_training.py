@@ -106,10 +106,15 @@ def test_grad_cam_and_robustness_of_a_run(finished, pictures, tmp_path, capsys):
     assert main(["eval", str(output), "--robustness", "imagenet-c", "--data", str(tmp_path / "c")]) == 0
     assert "mCE " in capsys.readouterr().out
     assert json.loads((output / "imagenet-c.json").read_text())["mce"] > 0
-    shutil.copytree(output, tmp_path / "other")
-    text = ["--robustness", "imagenet-c", "--data", str(tmp_path / "c"), "--reference", str(output)]
-    assert main(["eval", str(tmp_path / "other"), *text]) == 0
-    assert f"relative to the errors of {output}\nmCE 100.00" in capsys.readouterr().out
+    other, scores = tmp_path / "other", json.loads((output / "imagenet-c.json").read_text())
+    other.mkdir()
+    half = {corruption: dict.fromkeys(by, 50.0) for corruption, by in scores["errors"].items()}
+    (other / "imagenet-c.json").write_text(json.dumps({**scores, "errors": half}))
+    command = ["eval", str(output), "--robustness", "imagenet-c", "--data", str(tmp_path / "c")]
+    assert main([*command, "--reference", str(other)]) == 0
+    assert f"CE is relative to the errors of {other}" in capsys.readouterr().out
+    errors = [sum(by.values()) / 5 for by in scores["errors"].values()]
+    assert json.loads((output / "imagenet-c.json").read_text())["mce"] == pytest.approx(2 * sum(errors) / 15)
     shutil.rmtree(tmp_path / "c" / "fog")
     assert main(["eval", str(output), "--robustness", "imagenet-c", "--data", str(tmp_path / "c")]) == 0
     text = capsys.readouterr().out

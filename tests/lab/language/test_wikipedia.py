@@ -60,9 +60,7 @@ def test_only_enwik8_is_read_unless_allowed(tmp_path):
     (tmp_path / "enwik8").write_bytes(DUMP.encode())
     with pytest.raises(ValueError, match="--from must be enwik8, 100000000 bytes"):
         open_source("enwik8-text", file=str(tmp_path / "enwik8"))
-    with pytest.raises(
-        ValueError, match=r"file \(--from\) must be the file enwik8 or enwik8\.gz"
-    ):
+    with pytest.raises(ValueError, match=r"file \(--from\) must be the file enwik8 or enwik8\.gz"):
         PrepareConfig("enwik8-text")
     with pytest.raises(ValueError, match=r"file \(--from\) must be None unless source is 'enwik8-text'"):
         PrepareConfig("stdlib", file="enwik8")

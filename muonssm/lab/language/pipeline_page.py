@@ -119,7 +119,7 @@ def needle_rows(cells: list[CellResult], backbone: str) -> list[list[str]]:
 
 def _sections(result: PipelineResult) -> Iterator[Section]:
     rows = training_rows(result)
-    text = "Scores on the validation sets; nothing was chosen on them, so they also serve as test sets."
+    text = "Scores of the kept weights on the validation sets."
     yield Section("training", "Training", page.join(page.paragraph(text, soft=True), page.table(rows[0], rows[1:])))
     for stage, title, section in (
         (ZERO_SHOT, "Zero-shot", zero_shot_section),

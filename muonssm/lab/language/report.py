@@ -81,15 +81,18 @@ def _needle_table(results: dict[str, Any], backbone: str) -> Markup:
         name: {(cell["variant"], cell["length"]): cell["score"] for cell in result["cells"]}
         for name, result in results.items()
     }
-    columns = sorted({key for row in scores.values() for key in row})
+    measured = {key for row in scores.values() for key in row}
     published = {
         f"paper, {variant}": {(needle, n): score for needle, row in rows.items() for n, score in row.items()}
         for variant, rows in paper_needle(backbone).items()
     }
 
+    shared = {name: row for name, row in published.items() if row.keys() & measured}
+    paper = shared or published  # other lengths than the paper's stand beside all of its scores
+    columns = sorted(measured if shared else measured.union(*published.values()))
+
     def cells(rows: dict[str, Any]) -> list[list[str]]:
         return [[name, *(f"{row[key]:.1f}" if key in row else "-" for key in columns)] for name, row in rows.items()]
 
-    paper = {name: row for name, row in published.items() if row.keys() & set(columns)}
     head = ["found, %", *(f"{needle}, {length}" for needle, length in columns)]
     return page.table(head, cells(scores), cells(paper))

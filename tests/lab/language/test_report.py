@@ -46,6 +46,13 @@ def test_needles_stand_beside_the_papers():
         assert text in section.body
 
 
+def test_other_lengths_than_the_papers_stand_beside_all_of_its_scores():
+    result = {**NEEDLES, "cells": [{**cell, "length": 256} for cell in NEEDLES["cells"]]}
+    (section,) = sections(experiment({"needle.json": result}))
+    for text in ("pk, 256", ">100.0<", "uuid, 8192", ">29.3<", ">32.1<"):
+        assert text in section.body
+
+
 def test_a_backbone_that_is_not_in_the_paper_has_no_row_of_it():
     for section in sections(experiment({"zero-shot.json": SCORES, "needle.json": NEEDLES}, "deltanet")):
         assert "paper, " not in section.body

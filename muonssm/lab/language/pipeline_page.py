@@ -52,21 +52,19 @@ def to_dict(result: PipelineResult) -> dict[str, Any]:
 
 def text_table(result: PipelineResult) -> str:
     """Losses, zero-shot scores and needles as text, each with the paper's rows below."""
-    blocks = [_aligned(training_rows(result))]
+    blocks = [_block(training_rows(result))]
     for backbone in result.pipeline.backbones:
         cells = _cells_of(result, backbone)
         if ZERO_SHOT in result.pipeline.stages:
-            blocks.append(_aligned(zero_shot.table_cells(_zero_shot_rows(cells, backbone))))
+            blocks.append(_block(zero_shot.table_cells(_zero_shot_rows(cells, backbone))))
         if NEEDLE in result.pipeline.stages:
-            blocks.append(_aligned(needle_rows(cells, backbone)))
+            blocks.append(_block(needle_rows(cells, backbone)))
     remarks = {note for cell in result.cells if ZERO_SHOT in cell.evaluations for note in _notes(cell)}
     return "\n\n".join([*blocks, *(["\n".join(sorted(remarks))] if remarks else [])])
 
 
-def _aligned(rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    formats = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
-    return "\n".join("  ".join(map(format, row, formats)).rstrip() for row in rows)
+def _block(rows: list[list[str]]) -> str:
+    return "\n".join(line.rstrip() for line in zero_shot.aligned(rows))
 
 
 def _notes(cell: CellResult) -> list[str]:

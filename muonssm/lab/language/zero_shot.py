@@ -103,7 +103,7 @@ def table(result: Result, paper: Rows | None = None, name: str = "this model") -
     lines = []
     if scores:
         published = {f"paper, {variant}": row for variant, row in (paper or {}).items()}
-        lines += _aligned(table_cells({name: scores, "standard error": standard_errors(result), **published}))
+        lines += aligned(table_cells({name: scores, "standard error": standard_errors(result), **published}))
         lines += [missing_columns(scores)] if missing_columns(scores) else []
     lines += [f"{key}: {format_score(value, 4)}" for key, value in others.items()]
     return "\n".join([*lines, *notes(result)])
@@ -119,7 +119,8 @@ def table_cells(rows: Rows) -> list[list[str]]:
     ]
 
 
-def _aligned(cells: list[list[str]]) -> list[str]:
+def aligned(cells: list[list[str]]) -> list[str]:
+    """The lines of a table as text, with the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     formats = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
     return ["  ".join(map(format, line, formats)) for line in cells]

@@ -133,6 +133,15 @@ def test_the_command_runs_a_study_in_stages(root, tmp_path, capsys):
     assert "--peers must be left out for a study in stages" in capsys.readouterr().err
 
 
+def test_a_task_without_stages_says_so(tmp_path, capsys):
+    (tmp_path / "own.toml").write_text('task = "recall"\nstages = ["pretrain"]\n')
+    assert main(["study", str(tmp_path / "own.toml")]) == 2
+    assert "STUDY must have a task with stages" in capsys.readouterr().err
+    (tmp_path / "own.toml").write_text('stages = ["pretrain"]\n')
+    assert main(["study", str(tmp_path / "own.toml")]) == 2
+    assert "task must be one of" in capsys.readouterr().err
+
+
 def test_changes_reach_their_stages(root):
     pipeline = load(root, "pretrain:training.steps=7", "needle.samples=3", seeds=2)
     assert pipeline.needle.samples == 3

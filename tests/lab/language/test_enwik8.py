@@ -96,6 +96,7 @@ def test_the_published_file_is_accepted_by_its_checksum(file, monkeypatch):
         ("a.bin", bytes(3000), "must have 2000 bytes or less .*MAX_BYTES"),
         ("a.bin", b"x" * 99, "--from must have 100 bytes or more, got .* with 99"),
     ],
+    ids=["cut", "not packed", "long when unpacked", "long", "short"],
 )
 def test_damaged_long_and_short_files_are_named(tmp_path, monkeypatch, name, content, message):
     monkeypatch.setattr(enwik8, "MAX_BYTES", 2000)

@@ -195,6 +195,7 @@ def test_values_out_of_range_are_named(tmp_path, name, column, value):
         ("a.jsonl.gz", gzip.compress(b"\n" * 5000), "must unpack to 1000 bytes or less .*MAX_BYTES"),
         ("a.txt.xz", lzma.compress(b"\n" * 5000), "must unpack to 1000 bytes or less .*MAX_BYTES"),
     ],
+    ids=["list", "cut", "bytes", "long", "text", "cut xz", "not packed", "long when unpacked", "long xz"],
 )
 def test_damaged_and_long_files_are_named(tmp_path, monkeypatch, name, content, message):
     monkeypatch.setattr(zero_shot_data, "MAX_BYTES", 1000)

@@ -28,6 +28,7 @@ from muonssm.models.language import (
     MuonSSMForCausalLM,
     MuonSSMForTokenClassification,
 )
+from muonssm.models.language.cache import MuonSSMStaticCache
 
 from .test_language import HYBRID, MUON_HYBRID, VOCABULARY, build, combinations, each_layout, tokens
 
@@ -168,6 +169,21 @@ def test_an_exported_step_serves_every_step(backbone):
             assert_equal(out.logits[:, 0], expected[:, i])
     with pytest.raises(ValueError, match="past_key_values must have counted its tokens"):
         cache.get_seq_length()
+
+
+@pytest.mark.slow
+def test_an_exported_step_of_a_static_cache_counts_tokens():
+    model, ids = build("mamba"), tokens(2, 9)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        cache = MuonSSMStaticCache(model.config, max_cache_len=9)
+        model(ids[:, :5], past_key_values=cache, use_cache=True)
+        step = exported(model, input_ids=ids[:, 5:6], past_key_values=copy.deepcopy(cache), use_cache=True)
+        for i in range(5, 9):
+            out = step(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            assert_equal(out.logits[:, 0], expected[:, i])
+    assert cache.get_seq_length() == 9
 
 
 @pytest.mark.slow

@@ -267,15 +267,15 @@ def _layer(cache: Cache, index: int) -> LinearAttentionLayer:
     return layer
 
 
-# torch.export sees a cache as its tensors, by transformers' functions. The number of tokens is no part of it, so that
-# an exported decoding step of a pure model serves every step.
+# torch.export sees a cache as its tensors, by transformers' functions. A number of tokens that is an int is no part of
+# it, so that an exported decoding step of a pure model serves every step; a static cache's is a tensor like the others.
 
 
 def _flatten(cache: Any) -> tuple[list[Any], Any]:
     from transformers.exporters.exporter_dynamo import _pytree_flatten
 
     shell = cache.__class__.__new__(cache.__class__)
-    shell.__dict__.update(cache.__dict__, seen=None)
+    shell.__dict__.update(cache.__dict__, seen=cache.seen if isinstance(cache.seen, Tensor) else None)
     return _pytree_flatten(shell)
 
 

@@ -43,6 +43,7 @@ from .scan_operator import recurrences_as_scans, running
 from .windows import make_windows, standardize, window_hop
 
 OPSET = 18
+TRACED = 97  # windows while tracing: no size of a model, so that none is taken for the number of windows
 TOLERANCE = 1e-5  # of every output, relative to the largest value of its tensor if that is above 1
 WINDOW, STEP, MODEL = "window.onnx", "step.onnx", "model.json"
 RESULTS = ("logits", "probabilities")
@@ -162,26 +163,22 @@ def describe(trained: Trained) -> dict[str, Any]:
 
 
 def _write_window(trained: Trained, path: Path) -> None:
-    samples = torch.zeros(2, trained.config.length, len(trained.metadata["channels"]))
+    samples = torch.zeros(TRACED, trained.config.length, len(trained.metadata["channels"]))
     names = {"input_names": ["samples"], "output_names": list(RESULTS)}
     with recurrences_as_scans(trained.model):
-        _write(_Windows(trained), (samples,), ({0: _dimension("windows")},), names, path)
+        _write(_Windows(trained), (samples,), ({0: "windows"},), names, path)
 
 
 def _write_step(trained: Trained, path: Path) -> None:
-    state = empty_state(trained, windows=2)
-    sample = torch.zeros(2, len(trained.metadata["channels"]))
-    windows = {0: _dimension("windows")}
+    state = empty_state(trained, TRACED)
+    sample = torch.zeros(TRACED, len(trained.metadata["channels"]))
+    windows = {0: "windows"}
     names = {
         "input_names": ["sample", *state],
         "output_names": [*RESULTS, *(f"next_{name}" for name in state)],
     }
     with running(trained.model, "reference"):
         _write(_Step(trained), (sample, tuple(state.values())), (windows, (windows,) * len(state)), names, path)
-
-
-def _dimension(name: str) -> Any:
-    return torch.export.Dim(name, min=1)
 
 
 def _write(module: nn.Module, inputs: Any, dynamic_shapes: Any, names: dict[str, Any], path: Path) -> None:

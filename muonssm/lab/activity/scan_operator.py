@@ -9,7 +9,7 @@ Shapes are those of `muonssm.ops.memory.reference` and `muonssm.ops.selective.re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from muonssm.layers import modules
+from muonssm.layers.sequences import Sequences, reverse
 from muonssm.models.activity import ActivityClassifier
 from muonssm.ops import dispatch
 from muonssm.ops.memory.types import MemorySteps
@@ -87,10 +88,18 @@ def recurrences_as_scans(model: ActivityClassifier) -> Iterator[None]:
     scans = dispatch.Implementation(NAME, "loops for ONNX", load)
     dispatch.IMPLEMENTATIONS[NAME] = scans
     try:
-        with running(model, NAME):
+        with running(model, NAME), _set(Sequences, "mean_of_directions", _mean_of_directions):
             yield
     finally:
         del dispatch.IMPLEMENTATIONS[NAME]
+
+
+def _mean_of_directions(sequences: Sequences, y: Tensor) -> Tensor:
+    """Average both directions; unlike `chunk`, `unflatten` knows without the number of windows that there are two."""
+    if not sequences.bidirectional:
+        return y
+    forward, backward = y.unflatten(0, (2, -1)).unbind(0)
+    return (forward + reverse(backward, None)) / 2
 
 
 @contextmanager
@@ -99,13 +108,19 @@ def running(model: ActivityClassifier, impl: str) -> Iterator[None]:
 
     A norm has a shortcut for small tensors. A program that took it would hold for small numbers of windows alone.
     """
-    before, small = [mixer.impl for mixer in model.mixers], modules.SMALL
-    try:
-        modules.SMALL = 0
+    with ExitStack() as stack:
+        stack.enter_context(_set(modules, "SMALL", 0))
         for mixer in model.mixers:
-            mixer.impl = impl  # type: ignore[assignment]
+            stack.enter_context(_set(mixer, "impl", impl))
+        yield
+
+
+@contextmanager
+def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute, and at the end set it back."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
         yield
     finally:
-        modules.SMALL = small
-        for mixer, name in zip(model.mixers, before, strict=True):
-            mixer.impl = name
+        setattr(owner, name, before)

@@ -48,7 +48,8 @@ class Sequences(NamedTuple):
         """Undo `add_reversed`: average both directions at each step."""
         if not self.bidirectional:
             return y
-        forward, backward = y.chunk(2, dim=0 if self.cu_seqlens is None else 1)
+        axis = 0 if self.cu_seqlens is None else 1
+        forward, backward = y.unflatten(axis, (2, -1)).unbind(axis)  # two of any size; `chunk` depends on the size
         return (forward + reverse(backward, self.cu_seqlens)) / 2
 
 

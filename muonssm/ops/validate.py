@@ -69,7 +69,9 @@ def check_muon(muon: Muon, steps_layout: Sequence[int], device: torch.device) ->
     if not isinstance(gamma, Tensor):
         return
     heads = steps_layout[-1]
-    if gamma.shape not in ((), (heads,), tuple(steps_layout)):
+    # By the number of axes: comparing [B, L, H] with [H] would tie B to H where sizes are symbols.
+    shapes: dict[int, tuple[int, ...]] = {0: (), 1: (heads,), 3: tuple(steps_layout)}
+    if gamma.shape != shapes.get(gamma.dim()):
         wanted = f"[], [{heads}] or {list(steps_layout)}"
         raise ValueError(f"muon.gamma must be a float or have shape {wanted}, got {list(gamma.shape)}")
     if gamma.device != device:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from muonssm.layers import modules
-from muonssm.layers.sequences import Sequences, reverse
 from muonssm.models.activity import ActivityClassifier
 from muonssm.ops import dispatch
 from muonssm.ops.memory.types import MemorySteps
@@ -88,18 +87,10 @@ def recurrences_as_scans(model: ActivityClassifier) -> Iterator[None]:
     scans = dispatch.Implementation(NAME, "loops for ONNX", load)
     dispatch.IMPLEMENTATIONS[NAME] = scans
     try:
-        with running(model, NAME), _set(Sequences, "mean_of_directions", _mean_of_directions):
+        with running(model, NAME):
             yield
     finally:
         del dispatch.IMPLEMENTATIONS[NAME]
-
-
-def _mean_of_directions(sequences: Sequences, y: Tensor) -> Tensor:
-    """Average both directions; unlike `chunk`, `unflatten` knows without the number of windows that there are two."""
-    if not sequences.bidirectional:
-        return y
-    forward, backward = y.unflatten(0, (2, -1)).unbind(0)
-    return (forward + reverse(backward, None)) / 2
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,9 @@ def _add_study(table: CommandTable) -> None:
         "--set",
         action="append",
         default=[],
-        metavar="[RECIPE:]SECTION.KEY=VALUE",
-        help="change a setting of every recipe, or of one, like watch-small:training.epochs=5; in a study in stages, "
+        metavar="[NAME:]SECTION.KEY=VALUE",
+        help="change a setting of every recipe, or of one recipe or backbone, like watch-small:training.epochs=5 or "
+        "mamba:training.epochs=5; in a study in stages, "
         "STAGE:SECTION.KEY=VALUE or STAGE.KEY=VALUE",
     )
     parser.add_argument("--output", help="folder of the study (default: runs/study-STUDY)")
@@ -85,14 +85,11 @@ def _study(arguments: argparse.Namespace) -> int:
 
     if (stages := _stages(arguments)) is not None:
         return stages
-    grid = Grid.load(arguments.study)
-    changes: dict[str, Any] = {"changes": (*grid.changes, *arguments.set)}
+    replacements: dict[str, Any] = {} if arguments.seeds is None else {"seeds": arguments.seeds}
     for name in STUDY_LISTS:
         if (value := getattr(arguments, name)) is not None:
-            changes[name] = tuple(part.strip() for part in value.split(",") if part.strip())
-    if arguments.seeds is not None:
-        changes["seeds"] = arguments.seeds
-    grid = replace(grid, **changes)
+            replacements[name] = tuple(part.strip() for part in value.split(",") if part.strip())
+    grid = Grid.load(arguments.study, arguments.set, **replacements)
     result = run_grid(grid, arguments.output or f"runs/study-{grid.name}", arguments.resume, arguments.workers)
     print(text_table(result), flush=True)
     for folder in result.folders if grid.analyses else ():

@@ -41,7 +41,8 @@ class Grid:
         peers: classifiers of other libraries; each runs once per recipe and seed.
         seeds: of every comparison.
         analyses: names of analyses, to run on every comparison.
-        changes: settings of every recipe, like "training.epochs=5"; "RECIPE:" in front limits one to a recipe.
+        changes: settings of every recipe, like "training.epochs=5"; a recipe or a backbone in front, like
+            "mamba:training.epochs=5", limits one to it. The last change of a setting counts.
     """
 
     name: str
@@ -68,14 +69,21 @@ class Grid:
         if len({folder_name(*cell) for cell in self.cells()}) < len(self.recipes) * len(self.backbones):
             raise ValueError(f"recipes must have different names, got {', '.join(self.recipes)}")
         for change in self.changes:
-            recipe = change.partition(":")[0]
-            if _is_limited(change) and recipe not in self.recipes:
-                wanted = f"RECIPE in --set RECIPE:SECTION.KEY=VALUE must be one of {', '.join(self.recipes)}"
-                raise ValueError(f"{wanted}, got {recipe!r}")
+            name, possible = _limit(change), (*self.recipes, *self.backbones)
+            if name and name not in possible:
+                raise ValueError(
+                    f"NAME in --set NAME:SECTION.KEY=VALUE must be one of {', '.join(possible)}, got {name!r}"
+                )
 
     @classmethod
-    def load(cls, name: str, **changes: Any) -> Grid:
-        """Load a grid of the library by name, or any .toml file; `changes` replace its fields."""
+    def load(cls, name: str, changes: Sequence[str] = (), **replacements: Any) -> Grid:
+        """Load a grid of the library by name, or any .toml file.
+
+        Args:
+            name: of a grid, or of a file.
+            changes: follow those of the file.
+            replacements: fields. The file's changes for recipes and backbones that these leave out are left out too.
+        """
         path = Path(name) if name.endswith(".toml") else study_files().get(name)
         if path is None or not path.is_file():
             raise ValueError(f"STUDY must be a .toml file or one of {', '.join(sorted(study_files()))}, got {name!r}")
@@ -87,7 +95,9 @@ class Grid:
             grid = cls(**{"name": path.stem, **content})
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: {error}") from error
-        return replace(grid, **changes)
+        kept = replace(grid, **replacements, changes=())
+        left_out = {*grid.recipes, *grid.backbones} - {*kept.recipes, *kept.backbones}
+        return replace(kept, changes=(*(each for each in grid.changes if _limit(each) not in left_out), *changes))
 
     def cells(self) -> Iterator[tuple[str, str]]:
         """Yield recipe and backbone of every comparison."""
@@ -95,14 +105,17 @@ class Grid:
 
     def recipe(self, name: str, backbone: str) -> Recipe:
         """The recipe of one comparison."""
-        own = [change.partition(":")[2] for change in self.changes if change.startswith(f"{name}:")]
-        shared = [change for change in self.changes if not _is_limited(change)]
+        shared = [change for change in self.changes if not _limit(change)]
+        own = [
+            change.partition(":")[2] for limit in (name, backbone) for change in self.changes if _limit(change) == limit
+        ]
         return Recipe.load(name, [*shared, *own, f"model.backbone={backbone}"])
 
 
-def _is_limited(change: str) -> bool:
-    """Whether a change is for one recipe: `RECIPE:SECTION.KEY=VALUE`."""
-    return ":" in change.partition("=")[0]
+def _limit(change: str) -> str:
+    """The recipe or backbone that a change is for, `NAME:SECTION.KEY=VALUE`; empty for a change of all."""
+    key = change.partition("=")[0]
+    return key.partition(":")[0] if ":" in key else ""
 
 
 def _check_names(argument: str, value: Any) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ def test_the_model_is_chosen_by_validation_scores():
         ({"backbones": ("mamba", "mamba")}, ValueError, "backbones must be different"),
         ({"variants": ("paper",)}, ValueError, "variants must have 'plain'"),
         ({"variants": ("plain", "none")}, ValueError, "--variants must be"),
-        ({"changes": ("other:training.epochs=1",)}, ValueError, "RECIPE in --set .* must be"),
+        ({"changes": ("other:training.epochs=1",)}, ValueError, "NAME in --set .* must be"),
         ({"name": "../up"}, ValueError, "name must be"),
     ],
 )
@@ -100,6 +100,22 @@ def test_files_of_studies_are_checked(tmp_path):
     assert set(grids) >= {"activity", "demo"}
     for name in grids:
         assert set(Grid.load(name).recipes) <= set(recipe_files())
+
+
+def test_changes_are_for_all_or_for_one_recipe_or_backbone(tmp_path):
+    path = tmp_path / "mine.toml"
+    changes = ["training.epochs=2", "watch-small:training.epochs=3", "mamba:training.epochs=4"]
+    path.write_text(
+        f'title = "t"\nrecipes = ["watch", "watch-small"]\nbackbones = ["mamba", "longhorn"]\n'
+        f'variants = ["plain", "paper"]\nchanges = {changes}\n'
+    )
+    grid = Grid.load(str(path))
+    epochs = {cell: grid.recipe(*cell).training.epochs for cell in grid.cells()}
+    assert list(epochs.values()) == [4, 2, 4, 3]
+    only = Grid.load(str(path), ["watch:training.epochs=5"], recipes=("watch",), backbones=("longhorn",))
+    assert only.changes == ("training.epochs=2", "watch:training.epochs=5")
+    with pytest.raises(ValueError, match=r"NAME in --set .* must be one of watch, longhorn, got 'mamba'"):
+        Grid.load(str(path), ["mamba:training.epochs=5"], recipes=("watch",), backbones=("longhorn",))
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def _add_packed(table: CommandTable) -> None:
 
 
 def _packed(arguments: argparse.Namespace) -> int:
-    from .packed import packed_perplexities
+    from .packed_weights import packed_perplexities
 
     result = packed_perplexities(arguments.folder, arguments.weights.split(","), arguments.limit)
     for name, value in result.items():

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from muonssm.lab.core.commands import CommandTable, add_run_argument
+from muonssm.lab.core.command_table import CommandTable, add_run_argument
 
 
 def add_commands(table: CommandTable) -> None:

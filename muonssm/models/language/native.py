@@ -45,7 +45,7 @@ class LanguageDecoding(NativeDecoding):
         keep: int | Tensor,
         others: dict[str, Any],
     ) -> CausalLMOutputWithPast | None:
-        """Return the output of `forward` for tokens that continue a cache; None if the call goes the ordinary way."""
+        """Return the output of `forward` for tokens that continue a cache; None if the call runs through torch."""
         if torch.compiler.is_compiling():
             return None
         model: Any = self
@@ -66,12 +66,12 @@ class LanguageDecoding(NativeDecoding):
         return CausalLMOutputWithPast(None, logits, None if use_cache is False else cache)  # type: ignore[arg-type]
 
     def _ordinary(self, dropped: bool, reason: str) -> CausalLMOutputWithPast | None:
-        """Return None, which means the ordinary way; raise if the model cannot take it."""
+        """Return None, so that the call runs through torch; raise if the model cannot."""
         if dropped:
             raise RuntimeError(f"the model dropped its float32 weights and can only decode natively, but {reason}")
         return None
 
 
 def _asks_for_more(others: dict[str, Any]) -> bool:
-    """Whether a call has arguments that only the ordinary path serves; tensors count whatever their values."""
+    """Whether a call has arguments that only the torch path serves; tensors count whatever their values."""
     return any(others.get(name) is not None and others[name] is not False for name in ORDINARY)

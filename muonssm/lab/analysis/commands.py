@@ -17,11 +17,13 @@ STUDY_LISTS = ("recipes", "backbones", "variants", "peers", "analyses")  # of a 
 def add_commands(table: CommandTable) -> None:
     """Add `analyze` and `study`."""
     _add_study(table)
-    text = "analyze a run: spectra, ranks, gradients and studies, as in the paper, into RUN/analysis"
+    text = "analyze a run or a comparison (spectra, ranks, gradients, ablations), and update its report"
     parser = table.add("analyze", _analyze, "report", text)
     parser.add_argument("folder", metavar="RUN", help="folder of a finished run or comparison")
     parser.add_argument(
-        "--what", metavar="NAMES", help="names of analyses, separated by commas (default: all that apply)"
+        "--what",
+        metavar="NAMES",
+        help="names of analyses, separated by commas; a wrong name lists them (default: all that apply)",
     )
     parser.add_argument(
         "--seeds", type=int, default=1, help="number of seeds of studies, which train models (default: 1)"

@@ -16,7 +16,8 @@ from torch.nn.modules import module as torch_module
 from muonssm.ops import cpu_library, decode_steps
 from muonssm.ops.tracing import is_transformed_eagerly
 
-from .parts import ModelParts, build_program
+from .blocks import build_program
+from .model_parts import ModelParts
 from .program import Program, UnsupportedError, aligned
 from .states import BoundMixer, BoundWindow, LayerAccess
 from .weights import PackedMatrix, check_weights

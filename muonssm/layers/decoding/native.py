@@ -11,7 +11,7 @@ from muonssm.checks import check_bool
 from muonssm.ops.decode_steps import MOST_ROWS
 
 from .decoder import Decoder, why_not_here
-from .parts import ModelParts
+from .model_parts import ModelParts
 from .program import UnsupportedError
 from .states import LayerAccess, why_not_cache
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
+from .model_parts import BlockParts, ModelParts
 from .native import NativeDecoding
-from .parts import BlockParts, ModelParts
 from .states import StackedAccess
 
 ORDINARY = ("inputs_embeds", "labels", "output_hidden_states", "cu_seq_lens_q")

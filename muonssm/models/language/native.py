@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from muonssm.layers.decoding.model_parts import BlockParts, ModelParts
 from muonssm.layers.decoding.native import NativeDecoding
-from muonssm.layers.decoding.parts import BlockParts, ModelParts
 from muonssm.layers.decoding.states import MixerAccess
 
 from .cache import MuonSSMCache, TokenCount

@@ -51,7 +51,7 @@ class LanguageDecoding(NativeDecoding):
         model: Any = self
         dropped = self._decoder is not None and self._decoder.dropped
         if ids is None or ids.ndim != 2 or not isinstance(keep, int) or _asks_for_more(others):
-            return self._ordinary(dropped, "of what the call asks for")
+            return self._ordinary(dropped, "the call has arguments that native decoding does not take")
         if model.config.output_hidden_states or model.config.output_attentions:
             return self._ordinary(dropped, "hidden states or attentions are asked for")
         if dropped and cache is None:

@@ -16,7 +16,7 @@ demo: $(VENV)/activity
 test: $(VENV)/dev
 	$(PYTEST)
 
-# Under three minutes, for use while working: each behaviour once, without the full product of cases.
+# Under three minutes, for use while working: each behavior once, without the full product of cases.
 test-fast: $(VENV)/dev
 	$(PYTEST) -m "not slow and not full"
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from muonssm.lab.core.commands import CommandTable, select
+from muonssm.lab.core.command_table import CommandTable, select
 from muonssm.lab.core.files import sentence
 from muonssm.lab.core.openmp import let_waiting_threads_sleep
 from muonssm.lab.core.processes import leave_group
@@ -22,7 +22,8 @@ DECODING = {"generate", "stream"}  # steps of microseconds, which threads that s
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with the commands of all rooms."""
-    parser = argparse.ArgumentParser(prog="muonssm", description="State space models with momentum memories.")
+    text = "Train, compare and explain state space models whose memory has momentum and normalized writes."
+    parser = argparse.ArgumentParser(prog="muonssm", description=text)
     parser.add_argument("--version", action="version", version=f"muonssm {__version__}")
     table = CommandTable(parser)
     for room in ROOMS:

@@ -11,7 +11,7 @@ import torch
 
 from muonssm import __version__, cli
 from muonssm.cli import build_parser, main
-from muonssm.lab.core import commands
+from muonssm.lab.core import command_table
 from muonssm.ops import IMPLEMENTATIONS
 
 COMMANDS = {
@@ -70,7 +70,7 @@ def test_a_missing_package_names_the_extra_of_the_mode(arguments, extra, capsys,
     def missing(_):
         raise ModuleNotFoundError("No module named 'nosuch'")
 
-    monkeypatch.setattr(cli, "select", lambda parsed: (missing, commands.select(parsed)[1]))
+    monkeypatch.setattr(cli, "select", lambda parsed: (missing, command_table.select(parsed)[1]))
     assert main(arguments) == 2
     assert f"pip install 'muonssm[{extra}]'" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Native decoding of language models equals the ordinary path: tokens, logits, states, for whatever it covers.
+"""Native decoding of language models equals the torch path: tokens, logits, states, for whatever it covers.
 
 The quick tier runs every backbone once, in turns plain and with Muon, pure and hybrid; the rest is marked `full`.
 """
@@ -53,7 +53,7 @@ def build(backbone="gated_deltanet", rule="muon", hybrid=False, **changes):
 
 
 def ordinary(model):
-    """Return a copy of a model that decodes the ordinary way."""
+    """Return a copy of a model that decodes through torch."""
     other = copy.deepcopy(model)
     other.decode = lambda *_: None
     return other
@@ -184,7 +184,7 @@ def test_the_same_bits_for_any_number_of_threads():
 
 
 def with_packed_weights(model, weights):
-    """Return a copy that decodes the ordinary way with the numbers that packed weights stand for."""
+    """Return a copy that decodes through torch with the numbers that packed weights stand for."""
     other, done = ordinary(model), set()
     for module in other.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)) and id(module.weight) not in done:

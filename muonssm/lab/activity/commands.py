@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from muonssm.lab.core.commands import CommandTable, add_run_argument
+from muonssm.lab.core.command_table import CommandTable, add_run_argument
 
 
 def add_commands(table: CommandTable) -> None:

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from muonssm.lab.core.commands import CommandTable
+from muonssm.lab.core.command_table import CommandTable
+from muonssm.lab.core.registry import study_files, task_class
 
 STUDY_LISTS = ("recipes", "backbones", "variants", "peers", "analyses")  # of a grid, and options of `study`
 
@@ -15,11 +16,13 @@ STUDY_LISTS = ("recipes", "backbones", "variants", "peers", "analyses")  # of a 
 def add_commands(table: CommandTable) -> None:
     """Add `analyze` and `study`."""
     _add_study(table)
-    text = "analyze a run: spectra, ranks, gradients and studies, as in the paper, into RUN/analysis"
+    text = "analyze a run or a comparison (spectra, ranks, gradients, ablations), and update its report"
     parser = table.add("analyze", _analyze, "report", text)
     parser.add_argument("folder", metavar="RUN", help="folder of a finished run or comparison")
     parser.add_argument(
-        "--what", metavar="NAMES", help="names of analyses, separated by commas (default: all that apply)"
+        "--what",
+        metavar="NAMES",
+        help="names of analyses, separated by commas; a wrong name lists them (default: all that apply)",
     )
     parser.add_argument(
         "--seeds", type=int, default=1, help="number of seeds of studies, which train models (default: 1)"
@@ -38,7 +41,8 @@ def add_commands(table: CommandTable) -> None:
 def _add_study(table: CommandTable) -> None:
     text = "compare variants over several recipes and backbones, analyze them, and write one report"
     parser = table.add("study", _study, "activity", text)
-    parser.add_argument("study", metavar="STUDY", help="name of a study, or a .toml file")
+    names = ", ".join(sorted(study_files()))
+    parser.add_argument("study", metavar="STUDY", help=f"name of a study ({names}), or a .toml file")
     for name in STUDY_LISTS:
         parser.add_argument(f"--{name}", metavar="NAMES", help=f"{name}, separated by commas (default: the study's)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: the study's)")
@@ -58,8 +62,6 @@ def _add_study(table: CommandTable) -> None:
 
 def _stages(arguments: argparse.Namespace) -> int | None:
     """Run a study in stages, whose task knows them; None for a grid."""
-    from muonssm.lab.core.registry import study_files, task_class
-
     name = arguments.study
     path = Path(name) if name.endswith(".toml") else study_files().get(name)
     try:

@@ -59,17 +59,18 @@ def analyze_convergence(experiment: Experiment) -> Result:
     """Validation losses of every pair, and the ratio of training steps, for each variant compared with plain."""
     result = Result("convergence", "Steps to the same validation loss", PAPER)
     if not experiment.compared_variants:
-        raise ValueError("convergence needs a comparison of plain and another variant")
+        raise ValueError("RUN must be a comparison of plain and another variant, for convergence")
     curves = PerRun.measure(experiment, lambda run: _curve(experiment, run, "validation_loss"))
     name, score = "loss", None
     if not all(curves.all):
         score = experiment.metrics[0]
         if score.unit != "%" or not score.higher_is_better:
-            raise ValueError("convergence needs a validation loss in the history of every run")
+            raise ValueError("RUN must have a validation loss in the history of every run, for convergence")
         name = f"{score.title} error"
         scores = PerRun.measure(experiment, lambda run: _curve(experiment, run, f"validation_{score.name}"))
         if not all(scores.all):
-            raise ValueError(f"convergence needs a validation loss or {score.title} in the history of every run")
+            wanted = f"a validation loss or {score.title} in the history of every run"
+            raise ValueError(f"RUN must have {wanted}, for convergence")
         curves = scores.map(lambda curve: [(step, 100 - value) for step, value in curve])
         result.title = f"Steps to the same validation {score.title}"
     drawn = {variant: curves.of(variant) for variant in experiment.trained_variants}

@@ -6,7 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from muonssm.lab.core.commands import CommandTable
+from muonssm.lab.core.command_table import CommandTable
 
 MODES = {  # option and module
     "mixers": "time training steps of whole mixers",

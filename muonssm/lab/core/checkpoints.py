@@ -59,7 +59,7 @@ def damage(checkpoint: Path) -> str | None:
 def newest_whole(folder: Path, remove: bool) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that is whole, with its trainer state; None to start anew.
 
-    The checkpoint whose weights its run would keep must be whole too. A warning names each that is passed over; it is
+    The checkpoint whose weights its run would keep must be whole too. A warning names each that is skipped; it is
     removed if `remove` is set, so that it does not count as the newest later.
     """
     for path in all_checkpoints(folder):
@@ -69,7 +69,7 @@ def newest_whole(folder: Path, remove: bool) -> tuple[Path, dict[str, Any]] | No
         if not problem:
             return path, state
         if remove:
-            print(f"warning: {path} is damaged and passed over: {problem}", file=sys.stderr)
+            print(f"warning: {path} is damaged and skipped: {problem}", file=sys.stderr)
             remove_checkpoint(path)
     return None
 

@@ -158,7 +158,7 @@ class Comparison:
         return sorted((v for v in self.variants if v != self.against), key=lambda variant: variant != PLAIN)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, with means and differences for whoever reads the file without this library."""
+        """As JSON, with means and differences, so that the file can be read without this library."""
         names = [metric.name for metric in self.metrics]
         means = {v: {name: asdict(self.spread(v, name)) for name in names} for v in self.variants}
         differences = {v: {name: asdict(self.difference(v, name)) for name in names} for v in self.compared}

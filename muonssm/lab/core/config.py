@@ -51,8 +51,8 @@ class TrainingConfig:
             where the machine multiplies it faster; the run says which, and a resumed run keeps it.
         checkpointing: recompute activations in the backward pass, to save memory.
         distributed: with several torchrun processes, `"ddp"` replicates the weights and `"fsdp2"` shards them.
-        context: number of torchrun processes that share each sequence, in pieces along time; the others have batches of
-            their own.
+        context: number of torchrun processes that share each sequence, in pieces along time; other groups of processes
+            train on other sequences.
         workers: data loading processes.
         snapshots: keep the weights of every validation in snapshots/, for analyses along training.
         seed: of weights, batches, dropout and augmentation.

@@ -46,7 +46,7 @@ def describe() -> str:
     sequences, single_step = (choose("auto", problem._replace(length=length)).name for length in (1024, 1))
     lines.append(f"  impl='auto' takes {sequences} for sequences, {single_step} for a single step")
     reason = cpu_library.unavailable()
-    decoding = f"one native call per token ({cpu_library.isa()})" if reason is None else f"the ordinary way: {reason}"
+    decoding = f"through torch: {reason}" if reason else f"one native call per token ({cpu_library.isa()})"
     matmuls = choose_matmuls()
     library = f"{'oneDNN' if matmuls.onednn else 'as torch chooses'} ({matmuls.reason})"
     lines += ["", f"decoding on a CPU: {decoding}", f"float32 matmuls in training: {library}", "", "optional packages:"]

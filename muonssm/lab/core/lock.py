@@ -78,7 +78,7 @@ def _flock(file: int, path: Path, shown: str | Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
-        print(f"warning: {path} cannot be locked; no second process must work there", file=sys.stderr)
+        print(f"warning: {path} cannot be locked; make sure that no other process uses it", file=sys.stderr)
 
 
 def _is_same(file: int, path: Path) -> bool:

@@ -8,7 +8,7 @@ timing.json         seconds of training, and tokens per second where tokens are 
 metrics.json        scores of the kept weights on the validation and test sets; written last: its presence means that
                     the run is finished
 model.safetensors   the kept weights; last.safetensors has those of the last epoch, if others were kept.
-                    transformers loads the folder of a model of its own: config.json and tokenizer are there too
+                    For a model of transformers, which can load the folder, config.json and the tokenizer are here too
 snapshots/          weights at the start and at every validation, if training.snapshots is set
 checkpoints/        to resume from; see `checkpoints`
 tensorboard/        learning curves

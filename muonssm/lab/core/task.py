@@ -114,7 +114,7 @@ class Task(ABC):
 
     def with_double_state(self) -> Self:
         """The same task with a memory of twice as many numbers, as control of the momentum's own state."""
-        raise ValueError("a doubled state needs the size of the state among the model's settings")
+        raise ValueError("a doubled state must be left out for this task, whose recipes do not set its size")
 
     def shrink(self, metadata: Mapping[str, Any], training: Any) -> tuple[Self, Any]:
         """The task and its training settings at a size that can be trained dozens of times; unchanged by default."""

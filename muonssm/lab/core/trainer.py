@@ -30,8 +30,8 @@ from .task import DataSplits
 def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSplits | None = None) -> dict[str, Any]:
     """Train by `recipe` into the folder `output`; return the content of its metrics.json.
 
-    From then on the process keeps the memory that it frees; see `allocator`. Meanwhile float32 matrices are multiplied
-    by the faster library; see `matmul`.
+    float32 matrices are multiplied by the faster library (see `matmul`) until it returns. From this call on the process
+    keeps the memory that it frees (see `allocator`).
 
     Args:
         recipe: task and training settings.

@@ -55,7 +55,7 @@ RULES: dict[str, tuple[str, Muon]] = {
     "paper": ("the paper's rule", Muon()),
     "momentum": ("momentum alone (gamma 0.5), no normalization", Muon(gamma=0.5, tau=1.0, normalization=None)),
     "gated": ("the paper's rule with the gates outside of the normalization", Muon.gated()),
-    "residual": ("momentum on the error of the recall, no normalization", Muon.residual()),
+    "residual": ("momentum on the error v - S k, no normalization", Muon.residual()),
 }
 
 

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from muonssm.lab.core.commands import CommandTable, add_run_argument
+from muonssm.lab.core.command_table import CommandTable, add_run_argument
 
 
 def add_commands(table: CommandTable) -> None:
@@ -28,7 +28,7 @@ def _add_prepare(table: CommandTable) -> None:
     parser.add_argument("source", metavar="SOURCE", help=sources)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the tokens")
     parser.add_argument("--from", dest="file", metavar="FILE", help="enwik8 or enwik8.gz, for enwik8 and enwik8-text")
-    other = "accept a file for --from that is not enwik8, split at the same shares of its bytes"
+    other = "accept another file for --from; it is split in the same proportions as enwik8"
     parser.add_argument("--other-file", action="store_true", help=other)
     parser.add_argument("--tokenizer", help="name on the hub, folder, tokenizer.json or bytes (default: train one)")
     parser.add_argument("--vocab-size", type=int, default=32000, help="size of a trained tokenizer (default: 32000)")
@@ -133,7 +133,10 @@ def _add_needle(table: CommandTable) -> None:
     add_run_argument(parser)
     lengths = "tokens of prompt and answer, separated by commas (default: 2048,4096,8192)"
     parser.add_argument("--lengths", default="2048,4096,8192", help=lengths)
-    parser.add_argument("--variants", default="pk,number,uuid", help="any of pk,number,uuid (default: all)")
+    variants = (
+        "pk hides a number in repeated sentences, number a number in an essay, uuid a UUID (default: pk,number,uuid)"
+    )
+    parser.add_argument("--variants", metavar="NAMES", default="pk,number,uuid", help=variants)
     parser.add_argument("--samples", type=int, default=500, help="samples per variant and length (default: 500)")
     parser.add_argument("--answer-tokens", type=int, default=128, help="most tokens of an answer (default: 128)")
     parser.add_argument("--batch-size", type=int, default=8, help="prompts per batch (default: 8)")
@@ -191,7 +194,7 @@ def _add_zero_shot(table: CommandTable) -> None:
     group.add_argument("--limit", type=int, help="score only the first LIMIT samples of each task")
     group.add_argument("--max-length", type=int, help="most tokens of context (default: the training length)")
     group.add_argument("--resume", action="store_true", help="keep the scores in zero-shot.json and add missing tasks")
-    data = "folder of the images for --robustness, or of the paper's --tasks, a file per task (default: from the hub)"
+    data = "folder of images for --robustness, or of one file per task for --tasks paper (default: data from the hub)"
     parser.add_argument("--data", metavar="DIR", help=data)
     parser.add_argument("--batch-size", type=int, default=8, help="texts or images per batch (default: 8)")
 
@@ -223,12 +226,12 @@ def _zero_shot(arguments: argparse.Namespace) -> int:
 
 def _add_packed(table: CommandTable) -> None:
     parser = table.add_mode("eval", "weights", _packed, "language")
-    weights = "print the perplexity of decoding with these weights, bfloat16,int8, beside float32 (language models)"
+    weights = "print the perplexity with packed weights, bfloat16,int8, beside that with float32 (language models)"
     parser.add_argument("--weights", metavar="NAMES", help=weights)
 
 
 def _packed(arguments: argparse.Namespace) -> int:
-    from .packed import packed_perplexities
+    from .packed_weights import packed_perplexities
 
     result = packed_perplexities(arguments.folder, arguments.weights.split(","), arguments.limit)
     for name, value in result.items():

@@ -27,9 +27,9 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 from muonssm.checks import is_int
 from muonssm.lab.core.untrusted import UntrustedFileError, check_regular_file, open_file
 
+from .compressed_files import COMPRESSED, inner_suffix, open_decompressed, read_decompressed
 from .instructions import FIELDS, prompt
 from .manifest import KINDS as KINDS
-from .packed_files import PACKED, inner_suffix, open_unpacked, read_unpacked
 from .source_files import FolderFiles
 
 ALIASES = {"fineweb-edu": "HuggingFaceFW/fineweb-edu:sample-10BT", "alpaca": "tatsu-lab/alpaca"}
@@ -44,7 +44,7 @@ SOURCES = (
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 BUILD_PREFIXES = ("config-", "_sysconfigdata", "_sysconfig_vars")
 EMPTY = "empty"
-MAX_FILE_BYTES = 4 << 30  # of a text or .json file, which is read as a whole, and of what a packed file unpacks to
+MAX_FILE_BYTES = 4 << 30  # of a text or .json file, which is read as a whole, and of what a file decompresses to
 MAX_ROW_BYTES = 64 << 20  # of a line of a .jsonl file
 HERE = "muonssm.lab.language.corpora"
 
@@ -214,7 +214,7 @@ def open_local(path: Path, kind: str, field: str, cut: int | None, follow_links:
 
 
 def _suffix(path: Path) -> str:
-    """The suffix of a file, or of what is packed in it with gzip or xz; a Parquet file must not be packed."""
+    """The suffix of a file, without that of gzip or xz; a Parquet file must not be compressed."""
     return path.suffix.lower() if inner_suffix(path) == ".parquet" else inner_suffix(path)
 
 
@@ -226,7 +226,7 @@ def read_text(root: Path, path: Path, cut: int | None) -> Iterator[Item]:
     """Read a text file as one document, or as several of at most `cut` characters."""
     name = path.relative_to(root).as_posix()
     try:
-        content = read_unpacked(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
+        content = read_decompressed(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
         text = _decode(content, is_python=_suffix(path) == ".py")
     except UntrustedFileError as error:
         yield Unusable(name, error.reason)
@@ -274,8 +274,8 @@ def read_table(root: Path, path: Path, convert: ToItem, columns: Sequence[str]) 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, TableRow | str]]:
     """Yield line numbers with objects, or with the reason why there is none."""
-    limit = MAX_FILE_BYTES if path.suffix.lower() in PACKED else sys.maxsize
-    with open_unpacked(path, limit, f"{HERE}.MAX_FILE_BYTES") as file:
+    limit = MAX_FILE_BYTES if path.suffix.lower() in COMPRESSED else sys.maxsize
+    with open_decompressed(path, limit, f"{HERE}.MAX_FILE_BYTES") as file:
         for number, line in enumerate(iter(lambda: _read_row(file), b""), start=1):
             if line is None:
                 yield number, f"a line of more than {MAX_ROW_BYTES} bytes ({HERE}.MAX_ROW_BYTES)"
@@ -299,7 +299,7 @@ def _read_row(file: BinaryIO) -> bytes | None:
 
 def _read_json(path: Path) -> Iterator[tuple[int, TableRow | str]]:
     """Yield the objects of a list."""
-    text = read_unpacked(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
+    text = read_decompressed(path, MAX_FILE_BYTES, f"{HERE}.MAX_FILE_BYTES")
     try:
         content = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):

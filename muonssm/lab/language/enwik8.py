@@ -19,8 +19,8 @@ from muonssm.checks import check_bool
 from muonssm.lab.core.files import remove_leftovers, write_json
 from muonssm.lab.core.lock import LOCK, locked
 
+from .compressed_files import read_decompressed
 from .manifest import FORMAT, TEST
-from .packed_files import read_unpacked
 from .shards import MANIFEST, ShardWriter, dtype_for, open_tokens
 from .tokenizer import BYTES, byte_tokenizer, save_tokenizer, vocabulary_size
 
@@ -28,13 +28,13 @@ NAME = "enwik8"
 SIZE, MD5 = 100_000_000, "a1fa5ffddb56f4953e226637dabbb36a"  # of the published file
 BOUNDS = {"train": (0, 90), "validation": (90, 95), TEST: (95, 100)}  # percent of the bytes
 LEAST = 100  # bytes, so that every split has some
-MAX_BYTES = 1 << 30  # unpacked
+MAX_BYTES = 1 << 30  # after decompression
 HERE = "muonssm.lab.language.enwik8"
 
 
 def read_enwik8(path: Path, other_file: bool = False) -> tuple[bytes, str]:
     """Read enwik8, also gzipped; return its bytes and their md5."""
-    content = read_unpacked(path, MAX_BYTES, f"{HERE}.MAX_BYTES")
+    content = read_decompressed(path, MAX_BYTES, f"{HERE}.MAX_BYTES")
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if not other_file and md5 != MD5:
         raise ValueError(

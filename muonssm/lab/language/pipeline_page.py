@@ -19,7 +19,7 @@ from muonssm.version import __version__
 from . import zero_shot
 from .needle import paper_needle
 from .pipeline import NEEDLE, ZERO_SHOT, CellResult, PipelineResult
-from .report import needle_section, zero_shot_section
+from .report_sections import needle_section, zero_shot_section
 
 LINKS = "Curves, settings and evaluations of each run are on its own page:"
 

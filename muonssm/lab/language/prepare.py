@@ -60,7 +60,7 @@ class PrepareConfig:
     Attributes:
         source: `"stdlib"` (Python's standard library), `"enwik8-text"` (the articles of enwik8), `"fineweb-edu"`,
             `"alpaca"`, a file or a folder (.txt, .md and .py: one document per file; .jsonl and .parquet: one per row;
-            .json, a list: only when named directly or for instructions; all but .parquet also packed, as .gz or .xz),
+            .json, a list: only when named directly or for instructions; all but .parquet also compressed, .gz or .xz),
             or a data set on the hub, `"owner/name"` or `"owner/name:config"`, whose training split is streamed.
         kind: `"text"`, or `"instructions"` for rows with instruction, input and output. None: by the source.
         field: the field of a row that has the text.

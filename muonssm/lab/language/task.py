@@ -282,12 +282,12 @@ class LanguageTask(Task):
         yield f"\nreport: {write_pipeline(result)}"
 
     def report_sections(self, experiment: Experiment) -> list[Any]:
-        from .report import sections
+        from .report_sections import sections
 
         return list(sections(experiment))
 
     def missing_evaluations(self, experiment: Experiment) -> list[str]:
-        from .report import missing_evaluations
+        from .report_sections import missing_evaluations
 
         return missing_evaluations(experiment)
 

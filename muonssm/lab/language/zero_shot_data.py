@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from muonssm.lab.core.files import checksum
 from muonssm.lab.core.untrusted import UntrustedFileError
 
-from .packed_files import PACKED, inner_suffix, open_unpacked, read_unpacked
+from .compressed_files import COMPRESSED, inner_suffix, open_decompressed, read_decompressed
 
-MAX_BYTES = 1 << 30  # of a file, packed and unpacked
+MAX_BYTES = 1 << 30  # of a file, before and after decompression
 MAX_ROW_BYTES = 16 << 20
 HERE = "muonssm.lab.language.zero_shot_data"
 ROWS, TEXT = (".jsonl", ".json"), ".txt"
@@ -166,7 +166,7 @@ def _describe(name: str, path: Path) -> dict[str, str]:
 
 def inner_stem(path: Path) -> str:
     """The name without its suffixes: `piqa_test` for `piqa_test.jsonl.xz`."""
-    return Path(path.stem).stem if path.suffix.lower() in PACKED else path.stem
+    return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
 
 
 def _write_task(folder: Path, name: str, split: str, rows: Sequence[Row], original: Path) -> Path:
@@ -239,7 +239,7 @@ def read_rows(name: str, path: Path) -> Iterator[Row]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, with their numbers."""
-    with open_unpacked(path, MAX_BYTES, f"{HERE}.MAX_BYTES") as file:
+    with open_decompressed(path, MAX_BYTES, f"{HERE}.MAX_BYTES") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), start=1):
             if len(line) > MAX_ROW_BYTES:
                 wanted = f"lines of {MAX_ROW_BYTES} bytes or less ({HERE}.MAX_ROW_BYTES)"
@@ -254,7 +254,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _read_text(path: Path) -> str:
     try:
-        text = read_unpacked(path, MAX_BYTES, f"{HERE}.MAX_BYTES").decode("utf-8-sig")
+        text = read_decompressed(path, MAX_BYTES, f"{HERE}.MAX_BYTES").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UntrustedFileError(path, f"must be UTF-8 text, got byte {error.start} that is not") from error
     return text.replace("\r\n", "\n")

@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from muonssm.lab.core.commands import CommandTable, add_recipe_arguments
+from muonssm.lab.core.command_table import CommandTable, add_recipe_arguments
 from muonssm.lab.core.variants import DEFAULT_VARIANTS, VARIANTS
 
 
 def add_commands(table: CommandTable) -> None:
     """Add `compare`, which also writes the report, and `report`."""
     compare = table.add("compare", _compare, "activity", "train variants on equal terms, and write a report")
-    add_recipe_arguments(compare)
+    add_recipe_arguments(compare, "runs/compare-RECIPE")
     default = ",".join(DEFAULT_VARIANTS)
     text = f"variants to train, separated by commas (default: {default}); they are listed below"
     compare.add_argument("--variants", metavar="NAMES", default=default, help=text)
-    compare.formatter_class = argparse.RawDescriptionHelpFormatter
-    compare.epilog = _variant_lines()
+    compare.epilog = f"{_variant_lines()}\n\n{compare.epilog}"
     compare.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     compare.add_argument("--folds", type=int, default=1, help="number of cross-validation folds (default: 1)")
-    compare.add_argument("--against", metavar="PEER", help="also train a classifier of another library")
+    text = "also train a classifier of another library; each task has its own, and a wrong name lists them"
+    compare.add_argument("--against", metavar="PEER", help=text)
     text = "runs to train side by side, each with its share of the cores (default: 1)"
     compare.add_argument("--workers", type=int, default=1, metavar="N", help=text)
     text = "write one HTML page about runs and comparisons: scores beside the paper's, figures, analyses, settings"

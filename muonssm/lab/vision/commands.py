@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from muonssm.lab.core.commands import CommandTable
+from muonssm.lab.core.command_table import CommandTable
 
 from . import EXTRA
 

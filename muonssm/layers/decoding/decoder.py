@@ -1,4 +1,4 @@
-"""`Decoder`: runs tokens of a model by its program, or says why the call goes the ordinary way."""
+"""`Decoder`: runs tokens of a model by its program, or says why the call runs through torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch.nn.modules import module as torch_module
 from muonssm.ops import cpu_library, decode_steps
 from muonssm.ops.tracing import is_transformed_eagerly
 
-from .parts import ModelParts, build_program
+from .blocks import build_program
+from .model_parts import ModelParts
 from .program import Program, UnsupportedError, aligned
 from .states import BoundMixer, BoundWindow, LayerAccess
 from .weights import PackedMatrix, check_weights
@@ -191,10 +192,10 @@ class Decoder:
         return 0 if self._program is None else self._program.bytes() + 4 * self._scratch.numel()
 
     def explain(self, reason: str) -> None:
-        """Log once why calls go the ordinary way."""
+        """Log once why calls run through torch."""
         if reason not in self._logged:
             self._logged.add(reason)
-            log.info("decoding goes the ordinary way: %s", reason)
+            log.info("decoding runs through torch: %s", reason)
 
 
 def _refuse_state_dict(*_: Any) -> None:

@@ -11,7 +11,7 @@ from muonssm.checks import check_bool
 from muonssm.ops.decode_steps import MOST_ROWS
 
 from .decoder import Decoder, why_not_here
-from .parts import ModelParts
+from .model_parts import ModelParts
 from .program import UnsupportedError
 from .states import LayerAccess, why_not_cache
 
@@ -62,7 +62,7 @@ class NativeDecoding:
         return self
 
     def why_not_native(self) -> str | None:
-        """Return why this model decodes the ordinary way; None if it decodes by one native call per token."""
+        """Return why this model decodes through torch; None if it decodes by one native call per token."""
         with torch.no_grad():
             model: Any = self
             reason = why_not_here(model)
@@ -81,7 +81,7 @@ class NativeDecoding:
         positions: Tensor | None = None,
         keep: int = 0,
     ) -> Tensor | None:
-        """Return the logits `[B, keep, vocabulary]` of tokens `[B, L]`; None if the call goes the ordinary way.
+        """Return the logits `[B, keep, vocabulary]` of tokens `[B, L]`; None if the call runs through torch.
 
         `keep` is the number of last tokens whose logits are wanted; 0 means all. The cache's states advance; counting
         its tokens is left to the caller.

@@ -26,7 +26,7 @@ ALIGNMENT = 16  # numbers; rows of buffers start at whole cache lines
 
 
 class UnsupportedError(Exception):
-    """Why a model, or a call, goes the ordinary way."""
+    """Why a model, or a call, runs through torch."""
 
 
 class Rows(NamedTuple):

@@ -1,7 +1,7 @@
 """Where a cache keeps the state of a layer, and how a program gets at it.
 
 A program changes states in place. It reads and writes them through the accessors of this file, one per kind of cache
-layer, and leaves them where the ordinary path finds them:
+layer, and leaves them where the torch path finds them:
 
     tail    [B, K - 1, C], any strides
     S, M    [B, ...], contiguous but for the first axis

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers.models.mamba import modeling_mamba as mamba
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
+from .model_parts import BlockParts, ModelParts
 from .native import NativeDecoding
-from .parts import BlockParts, ModelParts
 from .states import StackedAccess
 
 ORDINARY = ("inputs_embeds", "labels", "output_hidden_states", "cu_seq_lens_q")
@@ -36,7 +36,7 @@ class _UpcycledDecoding(NativeDecoding):
         return ModelParts(inner.embeddings, blocks, inner.norm_f, model.lm_head)
 
     def decode(self, options: dict[str, Any]) -> Any:
-        """Return the output of `forward` for tokens that continue a cache; None if the call goes the ordinary way."""
+        """Return the output of `forward` for tokens that continue a cache; None if the call runs through torch."""
         ids, mask, cache = (options.get(name) for name in ("input_ids", "attention_mask", "cache_params"))
         if torch.compiler.is_compiling():
             return None

@@ -126,7 +126,7 @@ class MuonSSMCache(TokenCount, DynamicCache):
     def snapshot(self) -> CacheSnapshot:
         """Return the state as a value.
 
-        On a CPU nothing is copied, so this takes microseconds: the ordinary path replaces states and never changes
+        On a CPU nothing is copied, so this takes microseconds: the torch path replaces states and never changes
         them, and native decoding copies a state that a living snapshot holds before it changes it.
         """
         result = CacheSnapshot(self.seen, [_saved(layer) for layer in self.layers])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from muonssm.layers.decoding.model_parts import BlockParts, ModelParts
 from muonssm.layers.decoding.native import NativeDecoding
-from muonssm.layers.decoding.parts import BlockParts, ModelParts
 from muonssm.layers.decoding.states import MixerAccess
 
 from .cache import MuonSSMCache, TokenCount
@@ -45,13 +45,13 @@ class LanguageDecoding(NativeDecoding):
         keep: int | Tensor,
         others: dict[str, Any],
     ) -> CausalLMOutputWithPast | None:
-        """Return the output of `forward` for tokens that continue a cache; None if the call goes the ordinary way."""
+        """Return the output of `forward` for tokens that continue a cache; None if the call runs through torch."""
         if torch.compiler.is_compiling():
             return None
         model: Any = self
         dropped = self._decoder is not None and self._decoder.dropped
         if ids is None or ids.ndim != 2 or not isinstance(keep, int) or _asks_for_more(others):
-            return self._ordinary(dropped, "of what the call asks for")
+            return self._ordinary(dropped, "the call has arguments that native decoding does not take")
         if model.config.output_hidden_states or model.config.output_attentions:
             return self._ordinary(dropped, "hidden states or attentions are asked for")
         if dropped and cache is None:
@@ -66,12 +66,12 @@ class LanguageDecoding(NativeDecoding):
         return CausalLMOutputWithPast(None, logits, None if use_cache is False else cache)  # type: ignore[arg-type]
 
     def _ordinary(self, dropped: bool, reason: str) -> CausalLMOutputWithPast | None:
-        """Return None, which means the ordinary way; raise if the model cannot take it."""
+        """Return None, so that the call runs through torch; raise if the model cannot."""
         if dropped:
             raise RuntimeError(f"the model dropped its float32 weights and can only decode natively, but {reason}")
         return None
 
 
 def _asks_for_more(others: dict[str, Any]) -> bool:
-    """Whether a call has arguments that only the ordinary path serves; tensors count whatever their values."""
+    """Whether a call has arguments that only the torch path serves; tensors count whatever their values."""
     return any(others.get(name) is not None and others[name] is not False for name in ORDINARY)

@@ -59,7 +59,7 @@ def muon_memory(
         beta: write gate `[B, L, H]`.
         eta: recall correction: 0 (Mamba) or 1 (DeltaNet, Gated DeltaNet, LongHorn).
         muon: the memory rule; `Muon.off()` is the plain backbone.
-        inject: gate mu_t `[B, L, H]` on what of M_t enters S_t; None means 1.
+        inject: gate mu_t `[B, L, H]` on M_t where it enters S_t; None means 1.
         state: the state that an earlier call returned, to continue its sequences; None starts from zero.
         cu_seqlens: int tensor `[N + 1]`, bounds of N sequences packed into a batch of one.
         impl: `"auto"`, or a name in `muonssm.ops.IMPLEMENTATIONS`, which runs or raises an error that says why.

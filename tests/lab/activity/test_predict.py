@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from muonssm.cli import main
 from muonssm.lab.activity.commands import add_commands
 from muonssm.lab.activity.predict import Prediction, file_samples, predict, stream
-from muonssm.lab.core.commands import CommandTable, select
+from muonssm.lab.core.command_table import CommandTable, select
 from muonssm.lab.core.evaluate import evaluate
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder

@@ -27,7 +27,7 @@ from muonssm.lab.analysis.variants import (
     run_folders,
     variant_recipe,
 )
-from muonssm.lab.core.commands import CommandTable
+from muonssm.lab.core.command_table import CommandTable
 from muonssm.lab.core.compare import compare
 from muonssm.lab.core.experiment import Experiment
 from muonssm.lab.core.parallel_runs import train_all

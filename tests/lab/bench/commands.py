@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from muonssm.lab.bench.commands import add_commands
-from muonssm.lab.core.commands import CommandTable
+from muonssm.lab.core.command_table import CommandTable
 
 
 def run_command(*arguments):

@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_told_and_passed_over(undisturbed, tmp_path, cha
     damaged.unlink() if name == "manifest.json" else damaged.write_bytes(damaged.read_bytes()[:-5])
     train(recipe, tmp_path / "run", resume=True)
     told = capsys.readouterr().err
-    assert f"{damaged.parent} is damaged and passed over" in told
+    assert f"{damaged.parent} is damaged and skipped" in told
     assert name in told
     assert_same(undisturbed, tmp_path / "run")
     assert_clean(tmp_path / "run")

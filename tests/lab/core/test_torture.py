@@ -193,7 +193,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes(commands, undisturbed
     process = Process(killed_in_checkpoint, tmp_path / "log", count, *command.arguments, str(tmp_path / "run"))
     assert process.wait().code == -signal.SIGKILL
     printed = assert_resumes(command, tmp_path / "run", undisturbed("train"), tmp_path / "log")
-    assert "is damaged and passed over: it has no manifest.json" in printed
+    assert "is damaged and skipped: it has no manifest.json" in printed
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))

@@ -92,7 +92,7 @@ def test_the_published_file_is_accepted_by_its_checksum(file, monkeypatch):
     [
         ("a.gz", gzip.compress(CONTENT)[:200], "must be a gzip file, got a damaged one"),
         ("a.gz", b"plain", "must be a gzip file, got a damaged one"),
-        ("a.gz", gzip.compress(bytes(3000)), "must unpack to 2000 bytes or less .*MAX_BYTES"),
+        ("a.gz", gzip.compress(bytes(3000)), "must decompress to 2000 bytes or less .*MAX_BYTES"),
         ("a.bin", bytes(3000), "must have 2000 bytes or less .*MAX_BYTES"),
         ("a.bin", b"x" * 99, "--from must have 100 bytes or more, got .* with 99"),
     ],

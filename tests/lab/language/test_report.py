@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from muonssm.lab.language.report import missing_evaluations, sections
+from muonssm.lab.language.report_sections import missing_evaluations, sections
 
 SCORES = {
     "settings": {"limit": 100, "max_length": 256},

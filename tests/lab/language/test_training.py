@@ -19,7 +19,7 @@ from muonssm.lab.core.evaluate import evaluate
 from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.core.trainer import train
-from muonssm.lab.language.packed import packed_perplexities
+from muonssm.lab.language.packed_weights import packed_perplexities
 from muonssm.lab.language.prepare import PrepareConfig, prepare
 from tests.lab.several import ENVIRONMENT, curve, launcher, torchrun, train_command
 

@@ -131,7 +131,7 @@ def test_damaged_and_long_packed_files_are_listed(tmp_path, monkeypatch, name):
     monkeypatch.setattr(corpora, "MAX_FILE_BYTES", 200)
     (tmp_path / name).write_bytes(lzma.compress(b"\n" * 5000))
     (item,) = open_source(str(tmp_path / name), kind).items()
-    assert item.reason.startswith("must unpack to 200 bytes or less")
+    assert item.reason.startswith("must decompress to 200 bytes or less")
 
 
 def test_a_packed_parquet_file_is_not_read(tmp_path):

@@ -192,8 +192,8 @@ def test_values_out_of_range_are_named(tmp_path, name, column, value):
         ("a.txt", b"\xff", "must be UTF-8 text"),
         ("a.jsonl.xz", lzma.compress(b"x" * 300)[:40], "must be an xz file, got a damaged one"),
         ("a.jsonl.gz", b"plain", "must be a gzip file, got a damaged one"),
-        ("a.jsonl.gz", gzip.compress(b"\n" * 5000), "must unpack to 1000 bytes or less .*MAX_BYTES"),
-        ("a.txt.xz", lzma.compress(b"\n" * 5000), "must unpack to 1000 bytes or less .*MAX_BYTES"),
+        ("a.jsonl.gz", gzip.compress(b"\n" * 5000), "must decompress to 1000 bytes or less .*MAX_BYTES"),
+        ("a.txt.xz", lzma.compress(b"\n" * 5000), "must decompress to 1000 bytes or less .*MAX_BYTES"),
     ],
     ids=["list", "cut", "bytes", "long", "text", "cut xz", "not packed", "long when unpacked", "long xz"],
 )

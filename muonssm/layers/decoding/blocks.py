@@ -1,8 +1,7 @@
-"""What a program needs to know of a model, `ModelParts`, and the steps of attention and MLPs around the mixers."""
+"""`build_program`: the steps of a whole model. Those of mixers are in `mixers.py`, those of attention and MLPs here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,37 +10,12 @@ from muonssm.ops import decode_steps as steps
 
 from ..mixer import Mixer
 from .mixers import add_mixer
+from .model_parts import ModelParts
 from .program import Builder, Input, Program, Rows, UnsupportedError, WindowSlot
 from .weights import PackedMatrix
 
+FIXED_FREQUENCIES = ("default", "linear", "yarn", "llama3")  # types of rotary embeddings
 NORMS = ("RMSNorm", "MambaRMSNorm", "Mamba2RMSNorm", "MistralRMSNorm")
-
-
-@dataclass(frozen=True)
-class BlockParts:
-    """h = h + mixer(norm(h)), then h = h + mlp(mlp_norm(h)) if there is an MLP.
-
-    Attributes:
-        mixer: a `Mixer`, or attention with the projections of transformers' `MistralAttention`.
-        mlp: gate_proj, up_proj and down_proj, as in transformers' `MistralMLP`.
-    """
-
-    norm: nn.Module
-    mixer: nn.Module
-    mlp_norm: nn.Module | None = None
-    mlp: nn.Module | None = None
-
-
-@dataclass(frozen=True)
-class ModelParts:
-    """A language model: embedding, blocks, norm, head; for attention the rotary embedding and the window."""
-
-    embedding: nn.Module
-    blocks: list[BlockParts]
-    norm: nn.Module
-    head: nn.Module
-    rotary: nn.Module | None = None
-    window: int = 0
 
 
 def build_program(model: nn.Module, parts: ModelParts, weights: str, packed: dict[int, PackedMatrix]) -> Program:
@@ -98,12 +72,7 @@ def _embed(b: Builder, parts: ModelParts, h: Rows) -> Rows | None:
     step.out, step.out_step = h
     angles = None
     if parts.rotary is not None:
-        if parts.rotary.rope_type not in (
-            "default",
-            "linear",
-            "yarn",
-            "llama3",
-        ):  # types whose frequencies never change
+        if parts.rotary.rope_type not in FIXED_FREQUENCIES:
             raise UnsupportedError(f"its rotary embedding is {parts.rotary.rope_type!r}")
         frequencies: Any = parts.rotary.inv_freq
         step.angles, step.scaling = frequencies.numel(), float(parts.rotary.attention_scaling)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`muonssm eval RUN --weights`: the perplexity of bfloat16 and int8 weights beside that of float32.
+"""`muonssm eval RUN --weights`: the perplexity of weights packed as bfloat16 or int8, beside that of float32.
 
 Every token of the validation set is read by native decoding, 16 sequences at a time.
 """

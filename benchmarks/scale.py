@@ -1,4 +1,4 @@
-"""Print the tables of docs/design/scale.md: what training models of 1B and 7B parameters costs on 1 to 1,024 GPUs.
+"""Print the tables of docs/scale.md: what training models of 1B and 7B parameters costs on 1 to 1,024 GPUs.
 
     python benchmarks/scale.py
 

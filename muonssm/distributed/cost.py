@@ -1,4 +1,4 @@
-"""What training on several processes costs, in closed form; docs/design/scale.md has the tables.
+"""What training on several processes costs, in closed form; docs/scale.md has the tables.
 
 Bytes sent are those of all processes together. For context parallelism:
 

@@ -133,7 +133,7 @@ def _triton() -> Modules:
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(
-        "reference", "a loop over time steps, the equations as printed", _reference, transformable=True, orthogonalizes=True
+        "reference", "the equations, in a loop over time steps", _reference, transformable=True, orthogonalizes=True
     ),
     "scan": Implementation("scan", "Algorithm 1 of the paper: a parallel scan", _scan, transformable=True),
     "chunked": Implementation(

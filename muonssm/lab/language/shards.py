@@ -288,7 +288,7 @@ class Blocks(Dataset):
         if split.tokens < length + 1:
             raise ValueError(
                 f"length must be <= {split.tokens - 1} for {split.name}, which has {split.tokens} tokens, got "
-                f"{length}; use a smaller length or more data"
+                f"{length}; use a smaller length, or prepare more data (the validation set's share is `--validation`)"
             )
         self.split, self.length, self.keep_apart = split, length, keep_apart
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,15 +57,12 @@ def _add_study(table: CommandTable) -> None:
 
 def _stages(arguments: argparse.Namespace) -> int | None:
     """Run a study in stages, whose task knows them; None for a grid."""
+    from muonssm.lab.core.recipe import read_toml
     from muonssm.lab.core.registry import study_files, task_class
 
     name = arguments.study
     path = Path(name) if name.endswith(".toml") else study_files().get(name)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
-    except (OSError, ValueError):
-        content = {}  # the error of loading a grid says what is wrong
-    if path is None or "stages" not in content:
+    if path is None or not path.is_file() or "stages" not in (content := read_toml(path, "STUDY")):
         return None
     for option in ("recipes", "peers", "analyses", "workers"):
         if getattr(arguments, option) is not None:
@@ -81,7 +77,7 @@ def _study(arguments: argparse.Namespace) -> int:
     from muonssm.lab.core.grid import Grid, run_grid
     from muonssm.lab.report.study_page import text_table, write_study
 
-    from .analyses import analyze
+    from .analyses import analyze, check_names
 
     if (stages := _stages(arguments)) is not None:
         return stages
@@ -93,6 +89,8 @@ def _study(arguments: argparse.Namespace) -> int:
     if arguments.seeds is not None:
         changes["seeds"] = arguments.seeds
     grid = replace(grid, **changes)
+    for cell in grid.cells():
+        check_names(grid.recipe(*cell).task, grid.analyses, "--analyses")
     result = run_grid(grid, arguments.output or f"runs/study-{grid.name}", arguments.resume, arguments.workers)
     print(text_table(result), flush=True)
     for folder in result.folders if grid.analyses else ():

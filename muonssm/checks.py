@@ -6,8 +6,12 @@ A value of the wrong type raises TypeError, a value out of range ValueError. Boo
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeGuard
+
+LARGEST_INT = 2**63 - 1
+LARGEST_FLOAT = sys.float_info.max  # an integer can be larger, and not be converted
 
 
 def is_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
@@ -27,6 +31,8 @@ def check_int(name: str, value: Any, least: int | None = None) -> int:
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
     if least is not None and value < least:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    if abs(value) > LARGEST_INT:
+        raise ValueError(f"{name} must be {wanted}, at most 2**63 - 1, got {value!r}")
     return value
 
 
@@ -43,7 +49,7 @@ def check_number(
     if not is_number(value):
         raise TypeError(f"{name} must be {wanted}, got {value!r}")
     if (
-        not (-math.inf < value < math.inf and low <= value <= high)  # torch.compile cannot trace math.isfinite
+        not (abs(value) <= LARGEST_FLOAT and low <= value <= high)  # torch.compile cannot trace math.isfinite
         or (open_low and value == low)
         or (open_high and value == high)
     ):

@@ -17,6 +17,7 @@ from muonssm.lab.core.untrusted import printable
 from muonssm.version import __version__
 
 ROOMS = ("core", "report", "activity", "language", "vision", "analysis", "bench")  # each has a commands.py
+TOO_LARGE = ("DefaultCPUAllocator", "Storage size calculation overflowed", "multiplication overflow")  # torch's words
 DECODING = {"generate", "stream"}  # steps of microseconds, which threads that sleep would slow down
 
 
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, numpy or torch could not allocate memory; torch is not imported here, see `openmp`."""
-    by_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    by_torch = type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in TOO_LARGE)
     return isinstance(error, MemoryError) or by_torch
 
 

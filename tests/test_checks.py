@@ -29,6 +29,8 @@ def test_integers_have_a_lower_bound():
         (lambda: check_int("heads", "4", 1), TypeError, "heads must be an integer >= 1, got '4'"),
         (lambda: check_int("heads", True), TypeError, "heads must be an integer, got True"),
         (lambda: check_int("heads", 0, 1), ValueError, "heads must be an integer >= 1, got 0"),
+        (lambda: check_int("heads", 2**63), ValueError, r"heads must be an integer, at most 2\*\*63 - 1, got 92233"),
+        (lambda: check_number("tau", 10**400), ValueError, "tau must be a finite number, got 1000"),
         (lambda: check_number("tau", None), TypeError, "tau must be a finite number, got None"),
         (lambda: check_number("tau", math.nan), ValueError, "tau must be a finite number, got nan"),
         (lambda: check_number("tau", 0.0, 0, open_low=True), ValueError, "tau must be a finite number > 0, got 0.0"),

@@ -87,7 +87,10 @@ def test_wrong_settings_end_in_one_line(error, code, capsys, monkeypatch):
     assert capsys.readouterr().err == f"muonssm info: {error}\n"
 
 
-@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**60), lambda: np.empty(2**55), lambda: bytes(2**62)])
+@pytest.mark.parametrize(
+    "allocate",
+    [lambda: torch.empty(2**60), lambda: torch.empty(2**62, 3), lambda: np.empty(2**55), lambda: bytes(2**62)],
+)
 def test_too_little_memory_is_told_in_one_line(allocate, capsys, monkeypatch):
     monkeypatch.setattr(cli, "select", lambda parsed: (lambda _: allocate(), "dev"))
     assert main(["info"]) == 2

@@ -24,6 +24,10 @@ UNSAFE_CALLS = {
     "subprocess.getstatusoutput", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "pandas.read_pickle",
     "torch.hub.load", "torch.hub.load_state_dict_from_url", "numpy.lib.npyio.NpzFile", "tempfile.mktemp",
 }  # fmt: skip
+NETWORK_MODULES = {
+    "urllib.request", "urllib3", "requests", "http.client", "http.server", "httpx", "aiohttp", "ftplib", "smtplib",
+    "socketserver", "xmlrpc", "huggingface_hub",
+}  # fmt: skip
 SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader"}
 
 
@@ -44,6 +48,15 @@ def names_of_imports(tree: ast.AST) -> dict[str, str]:
     return names
 
 
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """The full names of all modules, or names in modules, that are imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def full_name(node: ast.expr, imported: dict[str, str]) -> str:
     """The dotted name of an expression, with what its first word was imported as."""
     first, dot, rest = ast.unparse(node).partition(".")
@@ -54,6 +67,9 @@ def problems(text: str) -> Iterator[str]:
     """What a source file must not do, with the line."""
     tree = ast.parse(text)
     imported = names_of_imports(tree)
+    for name in imported_modules(tree):
+        if any(f"{name}.".startswith(f"{module}.") for module in NETWORK_MODULES):
+            yield f"imports {name}, which uses the network"
     for name in imported.values():
         if name.partition(".")[0] in UNSAFE_MODULES:
             yield f"imports {name}"
@@ -129,6 +145,10 @@ def test_the_trainer_of_transformers_loads_weights_only():
         "from a import Model\nModel.from_pretrained(x, trust_remote_code=False)",
         "from a import MyConfig\nMyConfig.from_pretrained(x)",
         "load_dataset(x, trust_remote_code=True)",
+        "import urllib.request",
+        "from urllib import request",
+        "from http.client import HTTPConnection as C",
+        "import requests",
     ],
 )
 def test_problems_are_found(text):
@@ -140,6 +160,7 @@ def test_problems_are_found(text):
     [
         "model.eval()",
         "import re\nre.compile(x)",
+        "from urllib.parse import quote",
         "import torch\ntorch.load(x, weights_only=True)",
         "import yaml\nyaml.load(x, Loader=yaml.SafeLoader)",
         "from PIL import Image\nImage.open(x, formats=['PNG'])",

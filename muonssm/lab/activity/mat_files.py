@@ -82,9 +82,12 @@ def _parse(content: bytes, name: str) -> np.ndarray:
     from scipy.io import loadmat, whosmat
 
     try:
-        found = {variable: (shape, kind) for variable, shape, kind in whosmat(io.BytesIO(content))}
+        listed = whosmat(io.BytesIO(content))
     except Exception as error:  # scipy raises whatever its parser meets
         raise DamagedFileError(f"must be a MATLAB 5 file, got one that cannot be parsed: {error!s:.200}") from error
+    found = {variable: (shape, kind) for variable, shape, kind in listed}
+    if len(found) < len(listed):  # scipy would read all of them, and only the last one is checked here
+        raise DamagedFileError(f"must have every variable once, got {len(listed)} variables with {len(found)} names")
     if name not in found:
         names = ", ".join(map(repr, found)) or "none"
         raise DamagedFileError(f"must have the variable {name!r}, got {names:.200}")

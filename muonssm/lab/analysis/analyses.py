@@ -16,6 +16,7 @@ from muonssm.lab.core.files import remove_leftovers
 from muonssm.lab.core.lock import locked
 from muonssm.lab.core.recipe import Recipe, changed
 from muonssm.lab.core.run_folder import RunFolder, as_json
+from muonssm.lab.core.task import Task
 
 from .convergence import analyze_convergence
 from .gradient_analysis import analyze_gradients
@@ -73,7 +74,7 @@ def analyze(
     experiment = Experiment.read(run)
     _check(experiment, names, seeds, workers)
     study = Study(experiment, study_recipe(experiment, changes), seeds, workers)
-    with locked(experiment.analysis_folder):
+    with locked(experiment.analysis_folder, "RUN"):
         remove_leftovers(experiment.analysis_folder)
         yield from _analyze(study, names, resume)
 
@@ -109,12 +110,17 @@ def _selected(experiment: Experiment, names: Sequence[str]) -> list[str]:
     return [name for name in ANALYSES if name in (names or experiment.task.analyses)]
 
 
-def _check(experiment: Experiment, names: Sequence[str], seeds: int, workers: int | None) -> None:
-    possible = [name for name in ANALYSES if name in experiment.task.analyses or ANALYSES[name].trains]
+def check_names(task: Task, names: Sequence[str], argument: str = "--what") -> None:
+    """Raise unless all are analyses that apply to a task."""
+    possible = [name for name in ANALYSES if name in task.analyses or ANALYSES[name].trains]
     for name in names:
         if name not in possible:
             reason = " (it does not apply to this task)" if name in ANALYSES else ""
-            raise ValueError(f"--what must be one of {', '.join(possible)}, got {name!r}{reason}")
+            raise ValueError(f"{argument} must be one of {', '.join(possible)}, got {name!r}{reason}")
+
+
+def _check(experiment: Experiment, names: Sequence[str], seeds: int, workers: int | None) -> None:
+    check_names(experiment.task, names)
     if seeds < 1:
         raise ValueError(f"--seeds must be 1 or more, got {seeds}")
     if workers is not None and workers < 1:
@@ -126,4 +132,4 @@ def _is_finished(study: Study, name: str) -> bool:
     folder = RunFolder(study.experiment.analysis_folder)
     if not (folder.path / f"{name}.json").is_file():
         return False
-    return not ANALYSES[name].trains or folder.read(f"{name}.json")["settings"] == as_json(study.settings())
+    return not ANALYSES[name].trains or folder.read(f"{name}.json").get("settings") == as_json(study.settings())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,7 @@ def _add_study(table: CommandTable) -> None:
         default=[],
         metavar="[NAME:]SECTION.KEY=VALUE",
         help="change a setting of every recipe, or of one recipe or backbone, like watch-small:training.epochs=5 or "
-        "mamba:training.epochs=5; in a study in stages, "
-        "STAGE:SECTION.KEY=VALUE or STAGE.KEY=VALUE",
+        "mamba:training.epochs=5; in a study in stages, STAGE:SECTION.KEY=VALUE or STAGE.KEY=VALUE",
     )
     parser.add_argument("--output", help="folder of the study (default: runs/study-STUDY)")
     parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
@@ -62,13 +60,11 @@ def _add_study(table: CommandTable) -> None:
 
 def _stages(arguments: argparse.Namespace) -> int | None:
     """Run a study in stages, whose task knows them; None for a grid."""
+    from muonssm.lab.core.recipe import read_toml
+
     name = arguments.study
     path = Path(name) if name.endswith(".toml") else study_files().get(name)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
-    except (OSError, ValueError):
-        content = {}  # the error of loading a grid says what is wrong
-    if path is None or "stages" not in content:
+    if path is None or not path.is_file() or "stages" not in (content := read_toml(path, "STUDY")):
         return None
     for option in ("recipes", "peers", "analyses", "workers"):
         if getattr(arguments, option) is not None:
@@ -83,7 +79,7 @@ def _study(arguments: argparse.Namespace) -> int:
     from muonssm.lab.core.grid import Grid, run_grid
     from muonssm.lab.report.study_page import text_table, write_study
 
-    from .analyses import analyze
+    from .analyses import analyze, check_names
 
     if (stages := _stages(arguments)) is not None:
         return stages
@@ -92,6 +88,8 @@ def _study(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, name)) is not None:
             replacements[name] = tuple(part.strip() for part in value.split(",") if part.strip())
     grid = Grid.load(arguments.study, arguments.set, **replacements)
+    for cell in grid.cells():
+        check_names(grid.recipe(*cell).task, grid.analyses, "--analyses")
     result = run_grid(grid, arguments.output or f"runs/study-{grid.name}", arguments.resume, arguments.workers)
     print(text_table(result), flush=True)
     for folder in result.folders if grid.analyses else ():

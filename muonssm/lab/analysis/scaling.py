@@ -41,7 +41,8 @@ def analyze_scaling(experiment: Experiment) -> Result:
             seconds[variant].append(best)
     _add_times(result, seconds, sequences)
     metrics = experiment.folder(experiment.trained_runs[0]).read("metrics.json")
-    per_epoch = metrics["steps"] / metrics["epochs"] if metrics.get("epochs") else None
+    steps, epochs = metrics.get("steps"), metrics.get("epochs")
+    per_epoch = steps / epochs if steps and epochs else None
     threads = torch.get_num_threads()
     result.settings = {"threads": threads, "sequences": sequences, "training steps per epoch": per_epoch}
     return result

@@ -111,7 +111,7 @@ class Study:
 
     def scores(self, folders: RunFolders, split: str) -> Scores:
         """The headline score of every run on a split."""
-        metrics = {key: RunFolder(path).read("metrics.json") for key, path in folders.items()}
+        metrics = {key: RunFolder(path).read_metrics(self.recipe.task.metrics) for key, path in folders.items()}
         name = self.metric.name
         return {key: None if "diverged" in found else found[split][name] for key, found in metrics.items()}
 

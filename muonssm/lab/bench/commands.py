@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
+from muonssm.checks import check_int
 from muonssm.lab.core.command_table import CommandTable
 
 MODES = {  # option and module
@@ -33,6 +34,8 @@ def add_commands(table: CommandTable) -> None:
 
 def _bench(arguments: argparse.Namespace) -> int:
     output = Path(arguments.output)
+    for name in ("rounds", "threads", "longest"):
+        check_int(f"--{name}", getattr(arguments, name), 1)
     if arguments.mode is not None:
         return import_module(f".{arguments.mode}", __package__).run(output, arguments.rounds, arguments.threads)
     from . import operators

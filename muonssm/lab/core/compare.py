@@ -18,7 +18,7 @@ from typing import Any
 from .lock import locked
 from .parallel_runs import train_all
 from .recipe import Recipe, check_name
-from .run_files import check_comparison
+from .run_files import check_comparison, check_scores
 from .run_folder import RunFolder, as_json
 from .task import DataSplits, Metric, PaperScores
 from .trainer import train
@@ -203,7 +203,7 @@ def compare(
         workers: the number of processes that train runs side by side, with their share of the cores each; None is one
             per core.
     """
-    _check(recipe, seeds, folds, against)
+    _check(recipe, seeds, folds, against, workers)
     names = check_variants(variants)
     for name in names:
         with _naming(name):
@@ -296,12 +296,16 @@ def run_peer(recipe: Recipe, peer: str, seed: int, fold: int, data: DataSplits, 
         run.path.mkdir(parents=True, exist_ok=True)
         run.write("metadata.json", data.metadata)
         run.write("metrics.json", {"test": scores})
-    return ComparedRun(peer, seed, fold, name, run.read("metrics.json")["test"])
+    names = [metric.name for metric in recipe.task.metrics]
+    metrics = run.read("metrics.json", lambda content: check_scores("test", content["test"], names))
+    return ComparedRun(peer, seed, fold, name, metrics["test"])
 
 
-def _check(recipe: Recipe, seeds: int, folds: int, against: str | None) -> None:
+def _check(recipe: Recipe, seeds: int, folds: int, against: str | None, workers: int | None) -> None:
     if seeds < 1:
         raise ValueError(f"--seeds must be 1 or more, got {seeds}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers must be 1 or more, got {workers}")
     if not 1 <= folds <= recipe.task.folds:
         wanted = f"in 1 to {recipe.task.folds} (data.folds)" if recipe.task.folds > 1 else "1 for this task"
         raise ValueError(f"--folds must be {wanted}, got {folds}")

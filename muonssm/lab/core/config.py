@@ -20,6 +20,8 @@ INTEGERS = {  # with their least values
     "epochs": 1, "batch_size": 1, "accumulation": 1, "context": 1, "steps": 0, "evaluate_every": 0, "statistics": 0,
     "patience": 0, "seed": 0, "workers": 0,
 }  # fmt: skip
+LARGEST_SEED = 2**32 - 1  # of numpy's generator
+LARGEST_RATE = 1e6  # far beyond what trains; the optimizers' products with it stay within float32
 FRACTIONS = ("warmup", "cooldown", "label_smoothing", "final_rate", "beta1", "beta2", "ema")
 
 
@@ -88,11 +90,13 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name, least in INTEGERS.items():
             check_int(name, getattr(self, name), least)
+        if self.seed > LARGEST_SEED:
+            raise ValueError(f"seed must be an integer in 0 to {LARGEST_SEED}, got {self.seed}")
         for name in FRACTIONS:
             check_number(name, getattr(self, name), 0, 1)
-        check_number("weight_decay", self.weight_decay, 0)
-        for name in ("learning_rate", "clip"):
-            check_number(name, getattr(self, name), 0, open_low=True)
+        check_number("weight_decay", self.weight_decay, 0, LARGEST_RATE)
+        check_number("learning_rate", self.learning_rate, 0, LARGEST_RATE, open_low=True)
+        check_number("clip", self.clip, 0, open_low=True)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         if self.patience and self.keep == "last" and not self.evaluate_every and self.steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from .compare import ComparedRun, Comparison, read_comparison
-from .files import read_json
 from .recipe import Recipe
-from .run_files import check_scores
 from .run_folder import RunFolder
 from .task import DataSplits, Metric, Task
 from .variants import display_name
@@ -153,10 +151,17 @@ class Experiment:
         runs = [Location(_name(run, self.trained_runs), self.folder(run)) for run in self.trained_runs]
         return [Location("comparison", RunFolder(self.path)), *runs]
 
-    def read_all(self, name: str) -> dict[str, Any]:
-        """The content of the JSON file `name` at every location that has it, by the location's name."""
-        paths = {location.name: location.folder.path / name for location in self.locations()}
-        return {location: read_json(path) for location, path in paths.items() if path.is_file()}
+    def read_all(self, name: str, check: Callable[[Any], None]) -> dict[str, Any]:
+        """The content of the JSON file `name` at every location that has it, by the location's name.
+
+        `check` raises ValueError for a content that is wrong; the error then names the file.
+        """
+        found = [location for location in self.locations() if (location.folder.path / name).is_file()]
+        return {location.name: location.folder.read(name, check) for location in found}
+
+    def has_any(self, name: str) -> bool:
+        """Whether some location has the file `name`."""
+        return any((location.folder.path / name).is_file() for location in self.locations())
 
 
 def spaced_batch(task: Task, split: Any, count: int) -> dict[str, Any]:
@@ -166,15 +171,8 @@ def spaced_batch(task: Task, split: Any, count: int) -> dict[str, Any]:
 
 
 def _single_run(folder: RunFolder) -> Comparison:
-    recipe, metrics = folder.read_recipe(), folder.read("metrics.json")
-    names = [metric.name for metric in recipe.task.metrics]
-    try:
-        for split in ("validation", "test"):
-            check_scores(split, metrics.get(split), names)
-        for name, scores in metrics.get("extra_tests", {}).items():
-            check_scores(name, scores, names[:1])
-    except ValueError as error:
-        raise ValueError(f"{folder.path / 'metrics.json'} is damaged: {error}") from error
+    recipe = folder.read_recipe()
+    metrics = folder.read_metrics(recipe.task.metrics)
     variant = "plain" if recipe.task == recipe.task.plain() else "muon"
     fold = getattr(getattr(recipe.task, "data", None), "fold", 0)
     extra, reason = metrics.get("extra_tests", {}), metrics.get("diverged")

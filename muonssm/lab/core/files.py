@@ -76,6 +76,12 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically; what UTF-8 cannot write, as in names of files, is escaped."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
 def read_json(path: Path, kind: type = object, finite: bool = True) -> Any:
     """The content of a JSON file, a `kind` (dict, list); an error names the file. NaN is refused if `finite`."""
     if not path.is_file():
@@ -96,7 +102,8 @@ def _short(content: Any) -> str:
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """The SHA-256 of a regular file, in hexadecimal."""
+    untrusted.check_regular_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -10,9 +10,8 @@ OUTPUT/grid.json            settings of the grid
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from muonssm.checks import check_int
 
 from .compare import ComparedRun, Comparison, Interval, Spread, compare, run_peer
 from .lock import locked
-from .recipe import Recipe, check_name
+from .recipe import Recipe, check_name, read_toml
 from .registry import study_files
 from .run_folder import RunFolder
 from .task import Metric
@@ -87,12 +86,15 @@ class Grid:
         path = Path(name) if name.endswith(".toml") else study_files().get(name)
         if path is None or not path.is_file():
             raise ValueError(f"STUDY must be a .toml file or one of {', '.join(sorted(study_files()))}, got {name!r}")
+        content = {"name": path.stem, **read_toml(path, "STUDY")}
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
             unknown = sorted(set(content) - {f.name for f in fields(cls)})
             if unknown:
                 raise ValueError(f"a key must be one of {', '.join(f.name for f in fields(cls))}, got {unknown[0]!r}")
-            grid = cls(**{"name": path.stem, **content})
+            missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in content]
+            if missing:
+                raise ValueError(f"{missing[0]} must be given, got none")
+            grid = cls(**content)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: {error}") from error
         kept = replace(grid, **replacements, changes=())
@@ -176,14 +178,12 @@ class GridResult:
         """Mean and deviation of a peer's headline score."""
         return Spread.of([run.score(self.metric.name) for run in self.peers[recipe] if run.variant == name])
 
-    def chosen(self, recipe: str) -> tuple[str, str]:
-        """Backbone and variant with the best mean validation score on the data of a recipe."""
+    def chosen(self, recipe: str) -> tuple[str, str] | None:
+        """Backbone and variant with the best mean validation score on the data of a recipe; None if all diverged."""
         sign = 1 if self.metric.higher_is_better else -1
         known = {key[1:]: value for key, value in self.validation.items() if key[0] == recipe}
         scores = {key: sign * value for key, value in known.items() if value is not None}
-        if not scores:
-            raise ValueError(f"{recipe} must have a run that did not diverge, got none")
-        return max(scores, key=lambda key: scores[key])
+        return max(scores, key=lambda key: scores[key]) if scores else None
 
 
 @dataclass(frozen=True)
@@ -257,6 +257,7 @@ def _validation(path: Path, comparisons: dict[tuple[str, str], Comparison]) -> d
         for variant in result.trained_variants:
             runs = [run for run in result.runs_of(variant) if not run.diverged]
             folders = [RunFolder(path / folder_name(*cell) / run.folder) for run in runs]
-            scores = [folder.read("metrics.json")["validation"][result.metrics[0].name] for folder in folders]
+            headline = result.metrics[0].name
+            scores = [folder.read_metrics(result.metrics)["validation"][headline] for folder in folders]
             found[(*cell, variant)] = Spread.of(scores).mean
     return found

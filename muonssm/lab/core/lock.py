@@ -26,8 +26,8 @@ _held: dict[Path, int] = {}  # file descriptors of the locks of this process, by
 
 
 @contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Hold the lock of a folder inside the block; raise if another process has it.
+def locked(folder: str | Path, argument: str = "--output") -> Iterator[None]:
+    """Hold the lock of a folder, which `argument` names, inside the block; raise if another process has it.
 
     The folder is made if need be, and removed again if it is still empty at the end. A block inside of another one of
     the same process does nothing, and neither does one in a process after torchrun's first.
@@ -37,7 +37,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         yield
         return
     created = [place for place in (path, *path.parents) if not place.exists()]
-    _held[path] = _acquire(path, folder)
+    _held[path] = _acquire(path, folder, argument)
     try:
         yield
     finally:
@@ -48,10 +48,10 @@ def locked(folder: str | Path) -> Iterator[None]:
                 place.rmdir()
 
 
-def _acquire(path: Path, shown: str | Path) -> int:
+def _acquire(path: Path, shown: str | Path, argument: str) -> int:
     """Lock and fill the file; again if its last holder removed it in between."""
     if path.exists() and not path.is_dir():
-        raise ValueError(f"--output must be a folder, got {str(shown)!r}, which is a file")
+        raise ValueError(f"{argument} must be a folder, got {str(shown)!r}, which is a file")
     while True:
         path.mkdir(parents=True, exist_ok=True)
         try:
@@ -59,7 +59,7 @@ def _acquire(path: Path, shown: str | Path) -> int:
         except FileNotFoundError:
             continue
         try:
-            _flock(file, path, shown)
+            _flock(file, path, shown, argument)
             if _is_same(file, path / LOCK):
                 _fill(file, path)
                 return file
@@ -69,12 +69,12 @@ def _acquire(path: Path, shown: str | Path) -> int:
         os.close(file)
 
 
-def _flock(file: int, path: Path, shown: str | Path) -> None:
+def _flock(file: int, path: Path, shown: str | Path, argument: str) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         who = _holder(path / LOCK)
-        raise ValueError(f"--output must be a folder that is not in use, got {str(shown)!r}, which {who}") from error
+        raise ValueError(f"{argument} must be a folder that is not in use, got {str(shown)!r}, which {who}") from error
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise

@@ -52,7 +52,7 @@ def train_all(jobs: Mapping[Path, Recipe], title: str, workers: int | None = Non
     if failed:
         place, reason = next(iter(failed.items()))
         raise ValueError(f"{len(failed)} of {len(jobs)} runs failed, {place.name} first: {reason}")
-    return {place: RunFolder(place).read("metrics.json") for place in jobs}
+    return {place: RunFolder(place).read_metrics(recipe.task.metrics) for place, recipe in jobs.items()}
 
 
 def _is_finished(place: Path, recipe: Recipe) -> bool:

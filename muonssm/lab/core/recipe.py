@@ -17,6 +17,7 @@ from muonssm.checks import is_int, is_number
 from .config import TrainingConfig
 from .registry import recipe_files, task_class
 from .task import Task
+from .untrusted import check_regular_file
 from .variants import variant_task
 
 NAME = re.compile(r"[\w-][\w.-]{0,99}")
@@ -60,7 +61,7 @@ class Recipe:
         if path is None or not path.is_file():
             known = ", ".join(sorted(recipe_files()))
             raise ValueError(f"RECIPE must be a .toml file or one of {known}, got {name!r}")
-        content = {"name": path.stem, **_read_toml(path)}
+        content = {"name": path.stem, **read_toml(path)}
         with _naming(path if name.endswith(".toml") else None):
             sections = (*task_class(content.get("task")).sections, "training")
         for change in changes:
@@ -112,9 +113,11 @@ def _naming(path: Path | None) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > FILE_LIMIT:
-        raise ValueError(f"RECIPE must have at most {FILE_LIMIT} bytes, got {str(path)!r} with {path.stat().st_size}")
+def read_toml(path: Path, argument: str = "RECIPE") -> dict[str, Any]:
+    """Read a TOML file, which `argument` names on the command line."""
+    size = check_regular_file(path).st_size
+    if size > FILE_LIMIT:
+        raise ValueError(f"{argument} must have at most {FILE_LIMIT} bytes, got {str(path)!r} with {size}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # also text that is not UTF-8
@@ -172,7 +175,7 @@ def _apply(content: dict[str, Any], change: str, sections: Sequence[str]) -> Non
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
         raise ValueError(f"--set must be SECTION.KEY=VALUE, like training.epochs=5, got {change!r}")
-    value = _parse(text.strip())
+    value = parse_value(text.strip())
     if section not in sections:
         raise ValueError(f"the section of --set must be one of {', '.join(sections)}, got {section!r}")
     values = content.setdefault(section, {})
@@ -180,7 +183,7 @@ def _apply(content: dict[str, Any], change: str, sections: Sequence[str]) -> Non
         values[key] = value
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The text as one TOML value, or else as a string; a comment or a second line is never dropped."""
     try:
         parsed = tomllib.loads(f"value = {text}")

@@ -28,84 +28,92 @@ def check_content(name: str, content: Any) -> None:
 
 def check_comparison(content: Mapping[str, Any]) -> None:
     """Raise ValueError unless `content` can be that of comparison.json."""
-    _need("title", content.get("title"), str)
-    _need("recipe", content.get("recipe"), dict)
+    need("title", content.get("title"), str)
+    need("recipe", content.get("recipe"), dict)
     for name in ("seeds", "folds"):
-        _require(is_int(content.get(name), 1), name, "an integer >= 1", content.get(name))
+        require(is_int(content.get(name), 1), name, "an integer >= 1", content.get(name))
     against = content.get("against")
-    _require(against is None or isinstance(against, str), "against", "null or a string", against)
-    metrics = _check_list("metrics", content.get("metrics"))
+    require(against is None or isinstance(against, str), "against", "null or a string", against)
+    metrics = check_list("metrics", content.get("metrics"))
     for i, metric in enumerate(metrics):
-        _need(f"metrics[{i}]", metric, dict)
+        need(f"metrics[{i}]", metric, dict)
         for name, kind in (("name", str), ("title", str), ("unit", str), ("higher_is_better", bool)):
-            _need(f"metrics[{i}].{name}", metric.get(name), kind)
+            need(f"metrics[{i}].{name}", metric.get(name), kind)
     names = [metric["name"] for metric in metrics]
-    runs = _check_list("runs", content.get("runs"))
+    runs = check_list("runs", content.get("runs"))
     for i, run in enumerate(runs):
         _check_compared_run(f"runs[{i}]", run, names)
     _check_pairs(runs, against)
-    for variant, scores in _need("paper", content.get("paper", {}), dict).items():
-        for name, value in _need(f"paper.{variant}", scores, dict).items():
-            _require(is_number(value), f"paper.{variant}.{name}", "a number", value)
+    for variant, scores in need("paper", content.get("paper", {}), dict).items():
+        for name, value in need(f"paper.{variant}", scores, dict).items():
+            require(is_number(value), f"paper.{variant}.{name}", "a number", value)
 
 
 def check_scores(place: str, scores: Any, metrics: list[str]) -> None:
     """Raise unless `scores` is an object that has a number, or null, for each of the metrics."""
-    _need(place, scores, dict)
+    need(place, scores, dict)
     for name in metrics:
-        _require(name in scores, place, f"an object with {name}", scores)
-        _require_number_or_null(f"{place}.{name}", scores[name])
-    _require_number_or_null(f"{place}.loss", scores.get("loss"))
+        require(name in scores, place, f"an object with {name}", scores)
+        require_number_or_null(f"{place}.{name}", scores[name])
+    require_number_or_null(f"{place}.loss", scores.get("loss"))
     if "confusion" in scores:
         _check_matrix(f"{place}.confusion", scores["confusion"])
 
 
+def check_metrics(content: Mapping[str, Any], names: list[str]) -> None:
+    """Raise unless the content of metrics.json has scores of all metrics, and of the first one on further test sets."""
+    for split in ("validation", "test"):
+        check_scores(split, content.get(split), names)
+    for name, scores in content.get("extra_tests", {}).items():
+        check_scores(name, scores, names[:1])
+
+
 def _check_metrics(content: dict[str, Any]) -> None:
     for name in ("parameters", "epochs", "steps"):
-        _require_number_or_null(name, content.get(name))
+        require_number_or_null(name, content.get(name))
     check_scores("test", content.get("test"), [])
     for name, scores in {"validation": content.get("validation", {}), **_extra_tests(content)}.items():
         check_scores(name, scores, [])
-    _require(isinstance(content.get("diverged", ""), str), "diverged", "a string", content.get("diverged"))
+    require(isinstance(content.get("diverged", ""), str), "diverged", "a string", content.get("diverged"))
 
 
 def _extra_tests(content: dict[str, Any], place: str = "") -> dict[str, Any]:
-    extra = _need(f"{place}extra_tests", content.get("extra_tests", {}), dict)
+    extra = need(f"{place}extra_tests", content.get("extra_tests", {}), dict)
     return {f"{place}extra_tests.{name}": scores for name, scores in extra.items()}
 
 
 def _check_metadata(content: dict[str, Any]) -> None:
-    _need("summary", content.get("summary"), str)
-    classes = _need("classes", content.get("classes", []), list)
-    _require(all(isinstance(name, str) for name in classes), "classes", "a list of names", classes)
+    need("summary", content.get("summary"), str)
+    classes = need("classes", content.get("classes", []), list)
+    require(all(isinstance(name, str) for name in classes), "classes", "a list of names", classes)
 
 
 def _check_rows(content: list[Any], required: tuple[str, ...]) -> None:
     for i, row in enumerate(content):
-        for name, value in _need(f"row {i}", row, dict).items():
-            _require_number_or_null(f"{name} of row {i}", value)
+        for name, value in need(f"row {i}", row, dict).items():
+            require_number_or_null(f"{name} of row {i}", value)
         for name in required:
-            _require(is_number(row.get(name)), f"{name} of row {i}", "a number", row.get(name))
+            require(is_number(row.get(name)), f"{name} of row {i}", "a number", row.get(name))
 
 
 def _check_matrix(place: str, matrix: Any) -> None:
-    size = len(_check_list(place, matrix))
+    size = len(check_list(place, matrix))
     for row in matrix:
         fits = isinstance(row, list) and len(row) == size and all(is_int(count, 0) for count in row)
-        _require(fits, place, "a square matrix of counts", matrix)
+        require(fits, place, "a square matrix of counts", matrix)
 
 
 def _check_compared_run(place: str, run: Any, metrics: list[str]) -> None:
-    _need(place, run, dict)
+    need(place, run, dict)
     for name in ("variant", "folder"):
-        _need(f"{place}.{name}", run.get(name), str)
+        need(f"{place}.{name}", run.get(name), str)
     for name in ("seed", "fold"):
-        _require(is_int(run.get(name), 0), f"{place}.{name}", "an integer >= 0", run.get(name))
+        require(is_int(run.get(name), 0), f"{place}.{name}", "an integer >= 0", run.get(name))
     check_scores(f"{place}.scores", run.get("scores"), metrics)
     for name, scores in _extra_tests(run, f"{place}.").items():
         check_scores(name, scores, metrics[:1])
     reason = run.get("why_diverged")
-    _require(reason is None or isinstance(reason, str), f"{place}.why_diverged", "null or a string", reason)
+    require(reason is None or isinstance(reason, str), f"{place}.why_diverged", "null or a string", reason)
 
 
 def _check_pairs(runs: list[dict[str, Any]], against: str | None) -> None:
@@ -114,26 +122,30 @@ def _check_pairs(runs: list[dict[str, Any]], against: str | None) -> None:
     variants = {variant for variant, _, _ in found}
     first = PLAIN if PLAIN in variants else runs[0]["variant"]
     wanted = Counter({(v, seed, fold): 1 for v in variants for (name, seed, fold) in found if name == first})
-    _require(found == wanted, "runs", "the same seeds and folds for each variant", sorted(found))
+    require(found == wanted, "runs", "the same seeds and folds for each variant", sorted(found))
     tests = {tuple(sorted(run.get("extra_tests", {}))) for run in runs if run["variant"] != against}
-    _require(len(tests) <= 1, "extra_tests", "the same for each run", sorted(tests))
+    require(len(tests) <= 1, "extra_tests", "the same for each run", sorted(tests))
 
 
-def _check_list(place: str, value: Any) -> list[Any]:
-    _require(isinstance(value, list) and bool(value), place, "a list with at least one item", value)
+def check_list(place: str, value: Any) -> list[Any]:
+    """Raise unless the value is a list with at least one item."""
+    require(isinstance(value, list) and bool(value), place, "a list with at least one item", value)
     return value
 
 
-def _need(place: str, value: Any, kind: type) -> Any:
+def need(place: str, value: Any, kind: type) -> Any:
+    """Return the value; raise unless it is a `kind`: dict, list, str or bool."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
-    _require(isinstance(value, kind), place, names[kind], value)
+    require(isinstance(value, kind), place, names[kind], value)
     return value
 
 
-def _require_number_or_null(place: str, value: Any) -> None:
-    _require(value is None or is_number(value), place, "a number or null", value)
+def require_number_or_null(place: str, value: Any) -> None:
+    """Raise unless the value is a number or null."""
+    require(value is None or is_number(value), place, "a number or null", value)
 
 
-def _require(holds: bool, place: str, wanted: str, value: Any) -> None:
+def require(holds: bool, place: str, wanted: str, value: Any) -> None:
+    """Raise "PLACE must be WANTED, got VALUE" unless it holds."""
     if not holds:
         raise ValueError(f"{place} must be {wanted}, got {value!r:.100}")

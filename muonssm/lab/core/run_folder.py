@@ -22,7 +22,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,9 @@ from .checkpoints import newest_whole
 from .files import atomic, read_json, remove_leftovers
 from .processes import is_first_process
 from .recipe import Recipe
-from .run_files import LISTS, check_content
+from .run_files import LISTS, check_content, check_metrics
+from .task import Metric
+from .untrusted import check_regular_file
 
 SNAPSHOTS = "snapshots"
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
@@ -104,17 +106,23 @@ class RunFolder:
         with atomic(self.path / name) as part:
             part.write_text(json.dumps(_finite(content), indent=1, allow_nan=False), encoding="utf-8")
 
-    def read(self, name: str) -> Any:
-        """Read a JSON file of the run; an error names it."""
+    def read(self, name: str, check: Callable[[Any], None] | None = None) -> Any:
+        """Read a JSON file of the run; an error names it. `check` raises ValueError for a content that is wrong."""
         path = self.path / name
         if not path.is_file():
             raise ValueError(f"RUN must be the folder of a finished run, got {str(self.path)!r}, which has no {name}")
         content = read_json(path, list if name in LISTS else dict)
         try:
             check_content(name, content)
+            if check is not None:
+                check(content)
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
         return content
+
+    def read_metrics(self, metrics: Sequence[Metric]) -> dict[str, Any]:
+        """Read metrics.json, which has a number or null for each metric of the task; an error names the file."""
+        return self.read("metrics.json", functools.partial(check_metrics, names=[metric.name for metric in metrics]))
 
     def read_recipe(self) -> Recipe:
         """The recipe of the run; an error names the file."""
@@ -124,12 +132,14 @@ class RunFolder:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path / 'recipe.json'} is not a recipe: {error}") from error
 
-    def record(self, name: str, resume: bool) -> tuple[Callable[[Any], None], Any]:
+    def record(
+        self, name: str, resume: bool, check: Callable[[Any], None] | None = None
+    ) -> tuple[Callable[[Any], None], Any]:
         """Open a result file for a job that saves as it goes: return its writer, and its earlier content or None."""
         exists = (self.path / name).is_file()
         if exists and not resume:
             raise ValueError(f"{self.path / name} exists already; use --resume to continue it, or move it away")
-        return functools.partial(self.write, name), self.read(name) if exists else None
+        return functools.partial(self.write, name), self.read(name, check) if exists else None
 
     def save_weights(self, name: str, weights: dict[str, Tensor]) -> None:
         """Write a safetensors file atomically."""
@@ -190,6 +200,7 @@ class RunFolder:
         from safetensors.torch import load_file
 
         try:
+            check_regular_file(path)
             weights = load_file(path)
             tied = getattr(model, "all_tied_weights_keys", {})
             weights |= {name: weights[source] for name, source in tied.items() if source in weights}

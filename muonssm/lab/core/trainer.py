@@ -48,7 +48,7 @@ def train(recipe: Recipe, output: str | Path, resume: bool = False, data: DataSp
 def _train(recipe: Recipe, folder: RunFolder, resume: bool, data: DataSplits | None) -> dict[str, Any]:
     folder.check("recipe.json", recipe.to_dict(), resume)
     if folder.is_finished:
-        return folder.read("metrics.json")
+        return folder.read_metrics(recipe.task.metrics)
     recipe.training.share(processes().total)
     keep_freed_memory()
     precision = folder.precision() or _announced(recipe)

@@ -74,12 +74,17 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _enwik8_file(arguments: argparse.Namespace) -> Path:
     """The file of --from; raise without one, or for options that the splits and tokens of enwik8 leave no room for."""
+    from dataclasses import fields
+
+    from .prepare import PrepareConfig
+
     if arguments.file is None:
         raise ValueError("--from must be the file enwik8 or enwik8.gz for the source 'enwik8', got none")
-    for name in ("validation", "limit", "cut", "revision", "tokenizer", "kind"):
-        if getattr(arguments, name) is not None:
+    for setting in fields(PrepareConfig):
+        value = getattr(arguments, setting.name, setting.default)
+        if setting.name not in ("source", "file", "other_file") and value != setting.default:
             wanted = "left out for the source 'enwik8', whose tokens are bytes in published splits"
-            raise ValueError(f"--{name} must be {wanted}, got {getattr(arguments, name)!r}")
+            raise ValueError(f"--{setting.name.replace('_', '-')} must be {wanted}, got {value!r}")
     return Path(arguments.file)
 
 
@@ -146,19 +151,22 @@ def _add_needle(table: CommandTable) -> None:
 
 
 def _needle(arguments: argparse.Namespace) -> int:
+    from muonssm.lab.core.lock import locked
     from muonssm.lab.core.run_folder import RunFolder
 
     from .needle import NeedleTest, run_needle, table
     from .needle_page import write_heatmap
     from .pretrained import load_pretrained
+    from .result_files import check_needle
 
     names = ("samples", "answer_tokens", "seed", "batch_size")
     settings = {name: getattr(arguments, name) for name in names}
     test = NeedleTest(_parse_lengths(arguments.lengths), tuple(arguments.variants.split(",")), **settings)
     essay = None if arguments.essay is None else _read_essay(arguments.essay)
     pretrained, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
-    save, earlier_result = folder.record("needle.json", arguments.resume)
-    result = run_needle(*pretrained, test, essay, earlier_result, save)
+    with locked(folder.path, "RUN"):
+        save, earlier_result = folder.record("needle.json", arguments.resume, check_needle)
+        result = run_needle(*pretrained, test, essay, earlier_result, save)
     print(table(result))
     print(f"\nheat map: {write_heatmap(result, folder.path / 'needle.html')}")
     return 0
@@ -200,20 +208,23 @@ def _add_zero_shot(table: CommandTable) -> None:
 
 
 def _zero_shot(arguments: argparse.Namespace) -> int:
+    from muonssm.lab.core.lock import locked
     from muonssm.lab.core.run_folder import RunFolder
 
     from .lm_eval import TaskDataError, check_trusted, run_harness
     from .pretrained import load_pretrained
+    from .result_files import check_zero_shot
     from .zero_shot import paper_zero_shot, table
 
     check_trusted(arguments.tasks.split(","), arguments.include, arguments.trust_tasks)
     pretrained, folder = load_pretrained(arguments.folder), RunFolder(arguments.folder)
     settings = (arguments.include, arguments.batch_size, arguments.limit, arguments.max_length)
-    save, earlier_result = folder.record("zero-shot.json", arguments.resume)
     paper = paper_zero_shot(pretrained.backbone)
     try:
-        names = arguments.tasks.split(",")
-        result = run_harness(*pretrained, names, *settings, save, earlier_result, data=arguments.data)
+        with locked(folder.path, "RUN"):
+            save, earlier_result = folder.record("zero-shot.json", arguments.resume, check_zero_shot)
+            names = arguments.tasks.split(",")
+            result = run_harness(*pretrained, names, *settings, save, earlier_result, data=arguments.data)
     except TaskDataError as error:  # print the scores of the other tasks
         print(table(error.result, paper))
         raise

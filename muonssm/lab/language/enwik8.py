@@ -10,6 +10,7 @@ same shares of its bytes, rounded down.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ NAME = "enwik8"
 SIZE, MD5 = 100_000_000, "a1fa5ffddb56f4953e226637dabbb36a"  # of the published file
 BOUNDS = {"train": (0, 90), "validation": (90, 95), TEST: (95, 100)}  # percent of the bytes
 LEAST = 100  # bytes, so that every split has some
+OWN_FILE = re.compile(  # what this module writes
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|tokens)\.json"
+    r"|(train|validation|test)-00000\.(bin|bin\.part|documents\.npy)"
+)
 MAX_BYTES = 1 << 30  # after decompression
 HERE = "muonssm.lab.language.enwik8"
 
@@ -77,8 +82,7 @@ def _check_folder(output: Path, resume: bool) -> None:
     if names and not resume:
         advice = "use --resume to continue a job, or another --output"
         raise ValueError(f"output must be a new or empty folder, got {str(output)!r}, which has {names[0]}; {advice}")
-    own = ("tokenizer", "special_tokens_map", *BOUNDS)
-    foreign = [name for name in names if not name.startswith(own) and name != MANIFEST]
+    foreign = [name for name in names if not OWN_FILE.fullmatch(name)]
     if foreign:
         wanted = f"output must have a job of {NAME} to resume"
         raise ValueError(f"{wanted}, got {str(output)!r}, which has {foreign[0]}; use another --output")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from muonssm.lab.core.files import atomic
+from muonssm.lab.core.files import write_text
 from muonssm.lab.report import figures, page
 from muonssm.lab.report.page import Article, Section
 
@@ -23,8 +23,7 @@ def write_heatmap(result: Result, path: str | Path) -> Path:
     if path.suffix not in (".html", ".svg"):
         raise ValueError(f"path must end in .html or .svg, got {str(path)!r}")
     text = needle_page(result) if path.suffix == ".html" else needle_file(result)
-    with atomic(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

@@ -15,11 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from muonssm.checks import check_int
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.layers.decoding.weights import check_weights
 from muonssm.models.language import MuonSSMCache
 from muonssm.ops.decode_steps import MOST_ROWS
 
+from .pretrained import check_finite
 from .task import LanguageTask
 
 
@@ -33,9 +35,14 @@ def packed_perplexities(folder: str | Path, weights: Sequence[str], limit: int |
     """
     for name in weights:
         check_weights(name)
-    recipe, _, model = RunFolder(folder).load_model()
+    if limit is not None:
+        check_int("limit", limit, 1)
+    recipe, metadata, model = RunFolder(folder).load_model()
     if not isinstance(recipe.task, LanguageTask):
         raise ValueError(f"RUN must be a language run, got one of {type(recipe.task).__name__}")
+    if metadata.get("kind") == "instructions":
+        raise ValueError(f"RUN must be a run on text for --weights, got {str(folder)!r}, a run on instructions")
+    check_finite(model, folder)
     split = recipe.task.load_data().validation
     count = len(split) if limit is None else min(limit, len(split))  # type: ignore[arg-type]
     items = [split[i] for i in range(count)]
@@ -58,4 +65,4 @@ def perplexity(model: Any, items: Sequence[dict[str, Tensor]]) -> float:
             logits = model(ids[:, t : t + 1], past_key_values=cache).logits[:, -1]
             total += F.cross_entropy(logits, labels[:, t], reduction="sum").item()
             count += int((labels[:, t] != -100).sum())
-    return math.exp(total / count)
+    return math.exp(min(total / count, 700.0))

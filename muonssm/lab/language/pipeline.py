@@ -14,15 +14,14 @@ tasks from the last task, needles from the last cell.
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from muonssm.checks import check_choice, check_int
 from muonssm.lab.core.lock import locked
-from muonssm.lab.core.recipe import Recipe, check_name
+from muonssm.lab.core.recipe import Recipe, check_name, parse_value, read_toml
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.core.trainer import train
 from muonssm.lab.core.untrusted import UntrustedFileError, read_text
@@ -33,13 +32,13 @@ from .needle import NeedleTest, run_needle
 from .needle_page import write_heatmap
 from .needle_prompts import check_room, default_essay
 from .pretrained import load_pretrained
+from .result_files import check_needle, check_zero_shot
 from .zero_shot import PAPER_TASKS
 from .zero_shot_data import find_files
 
 SETTINGS = "pipeline.json"
 PRETRAIN, SFT, ZERO_SHOT, NEEDLE = "pretrain", "sft", "zero-shot", "needle"
 STAGES = (PRETRAIN, SFT, ZERO_SHOT, NEEDLE)
-TOML_LIMIT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,12 @@ class TrainingStage:
 
     recipe: str
     changes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.recipe, str):
+            raise TypeError(f"recipe must be the name of a recipe or a .toml file, got {self.recipe!r}")
+        if not isinstance(self.changes, (list, tuple)) or not all(isinstance(change, str) for change in self.changes):
+            raise TypeError(f"changes must be a list of texts like 'training.steps=5', got {self.changes!r}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ class NeedleStage(NeedleTest):
     """A needle test; `essay` is a text file to hide needles in, empty for Python's reference."""
 
     essay: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.essay, str):
+            raise TypeError(f"essay must be a text file, got {self.essay!r}")
 
     def read_essay(self) -> str | None:
         """The text of the essay; None for the default."""
@@ -148,12 +158,7 @@ class Pipeline:
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = (), **replacements: Any) -> Pipeline:
         """Read a study; `changes` are those of `--set`, `replacements` are fields."""
-        try:
-            if path.stat().st_size > TOML_LIMIT:
-                raise ValueError(f"STUDY must have at most {TOML_LIMIT} bytes, got {path.stat().st_size}")
-            content = {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8")), **replacements}
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        content = {"name": path.stem, **read_toml(path, "STUDY"), **replacements}
         for change in changes:
             _apply(content, change)
         try:
@@ -169,7 +174,8 @@ class Pipeline:
             if key not in names:
                 raise ValueError(f"a key must be one of {', '.join(sorted(names))}, got {key!r}")
             built[key.replace("-", "_")] = _section(key, cls.sections[key], value) if key in cls.sections else value
-        missing = [f.name for f in fields(cls) if f.name not in built and f.name in ("title", "stages", PRETRAIN)]
+        needed = (f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)
+        missing = [name for name in needed if name not in built]
         if missing:
             raise ValueError(f"{missing[0]} must be given, got none")
         return cls(**built)
@@ -203,12 +209,11 @@ def _apply(content: dict[str, Any], change: str) -> None:
         wanted = "STAGE.KEY=VALUE or STAGE:SECTION.KEY=VALUE with a STAGE of the study"
         raise ValueError(f"--set must be {wanted}, got {change!r}")
     if colon:
-        sections["changes"] = [*sections.get("changes", ()), change.partition(":")[2]]
-        return
-    try:
-        sections[key] = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        sections[key] = text
+        own = sections.get("changes", [])
+        if isinstance(own, list):  # anything else is refused where the section is built
+            sections["changes"] = [*own, change.partition(":")[2]]
+    else:
+        sections[key] = parse_value(text.strip())
 
 
 def _section(name: str, section: Any, values: Any) -> Any:
@@ -218,6 +223,9 @@ def _section(name: str, section: Any, values: Any) -> Any:
     for key in values:
         if key not in known:
             raise ValueError(f"a key of {name} must be one of {', '.join(known)}, got {key!r}")
+    missing = [f.name for f in fields(section) if f.default is MISSING and f.name not in values]
+    if missing:
+        raise ValueError(f"{name}.{missing[0]} must be given, got none")
     try:
         return section(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
     except (ValueError, TypeError) as error:
@@ -228,7 +236,7 @@ def _section(name: str, section: Any, values: Any) -> Any:
 
 
 class CellResult(NamedTuple):
-    """The finished stages of a cell: runs by stage, and the evaluations."""
+    """The finished stages of a cell: runs by stage, and the evaluations; none after a run that diverged."""
 
     cell: Cell
     runs: dict[str, Path]
@@ -284,8 +292,12 @@ def _run_cell(pipeline: Pipeline, cell: Cell, folder: Path) -> CellResult:
         before = list(runs.values())
         if stage in (PRETRAIN, SFT):
             print(f"{cell.folder}: {stage}", file=sys.stderr)
-            train(pipeline.recipe(stage, cell, before[-1] if before else None), folder / stage, resume=True)
+            recipe = pipeline.recipe(stage, cell, before[-1] if before else None)
+            metrics = train(recipe, folder / stage, resume=True)
             runs[stage] = folder / stage
+            if "diverged" in metrics:
+                print(f"{cell.folder}: {stage} diverged, later stages are left out", file=sys.stderr)
+                break
         else:
             print(f"{cell.folder}: {stage} of {before[-1].name}", file=sys.stderr)
             evaluate = _zero_shot if stage == ZERO_SHOT else _needle
@@ -295,7 +307,7 @@ def _run_cell(pipeline: Pipeline, cell: Cell, folder: Path) -> CellResult:
 
 def _zero_shot(pipeline: Pipeline, run: Path) -> dict[str, Any]:
     stage = pipeline.zero_shot
-    save, earlier = RunFolder(run).record("zero-shot.json", resume=True)
+    save, earlier = RunFolder(run).record("zero-shot.json", True, check_zero_shot)
     settings: dict[str, Any] = {"limit": stage.limit or None, "max_length": stage.max_length or None}
     settings |= {"batch_size": stage.batch_size, "save": save, "earlier_result": earlier, "data": stage.data or None}
     return run_harness(*load_pretrained(run), [PAPER], **settings)
@@ -303,7 +315,7 @@ def _zero_shot(pipeline: Pipeline, run: Path) -> dict[str, Any]:
 
 def _needle(pipeline: Pipeline, run: Path) -> dict[str, Any]:
     stage = pipeline.needle
-    save, earlier = RunFolder(run).record("needle.json", resume=True)
+    save, earlier = RunFolder(run).record("needle.json", True, check_needle)
     result = run_needle(*load_pretrained(run), stage, stage.read_essay(), earlier, save)
     write_heatmap(result, run / "needle.html")
     return result

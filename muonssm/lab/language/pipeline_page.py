@@ -9,8 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from muonssm.lab.core.files import atomic
+from muonssm.lab.core.files import write_text
 from muonssm.lab.core.run_folder import RunFolder
+from muonssm.lab.core.task import Metric
 from muonssm.lab.report import page
 from muonssm.lab.report.page import Article, Section
 from muonssm.lab.report.report import write_report
@@ -18,7 +19,7 @@ from muonssm.version import __version__
 
 from . import zero_shot
 from .needle import paper_needle
-from .pipeline import NEEDLE, ZERO_SHOT, CellResult, PipelineResult
+from .pipeline import NEEDLE, PRETRAIN, SFT, ZERO_SHOT, CellResult, PipelineResult
 from .report_sections import needle_section, zero_shot_section
 
 LINKS = "Curves, settings and evaluations of each run are on its own page:"
@@ -33,8 +34,7 @@ def write_pipeline(result: PipelineResult) -> Path:
     path, title = result.path / "report.html", result.pipeline.title
     footer = f"Made by muonssm {__version__} from `{result.path}`."
     text = page.render(title, [Article(title, "", list(_sections(result)))], footer=footer)
-    with atomic(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 
@@ -81,19 +81,28 @@ def _name(cell: CellResult) -> str:
 
 def training_rows(result: PipelineResult) -> list[list[str]]:
     """The headline score of every training stage on its validation set."""
-    metric = RunFolder(result.cells[0].runs["pretrain"]).read_recipe().task.metrics[0]
-    stages = list(result.cells[0].runs)
-    rows = [["", "parameters", *(f"{stage} {metric.heading}" for stage in stages)]]
+    task = RunFolder(result.cells[0].runs[PRETRAIN]).read_recipe().task
+    stages = [stage for stage in result.pipeline.stages if stage in (PRETRAIN, SFT)]
+    rows = [["", "parameters", *(f"{stage} {task.metrics[0].heading}" for stage in stages)]]
     for cell in result.cells:
-        metrics = [RunFolder(run).read("metrics.json") for run in cell.runs.values()]
-        scores = ["diverged" if "diverged" in m else metric.format(m["validation"][metric.name]) for m in metrics]
-        rows.append([_name(cell), f"{metrics[0]['parameters']:,}", *scores])
+        found = {stage: RunFolder(run).read_metrics(task.metrics) for stage, run in cell.runs.items()}
+        scores = [_score(task.metrics[0], found.get(stage)) for stage in stages]
+        rows.append([_name(cell), f"{found[PRETRAIN].get('parameters') or 0:,}", *scores])
     return rows
+
+
+def _score(metric: Metric, metrics: dict[str, Any] | None) -> str:
+    """The headline score of a training stage; it has no metrics if an earlier one diverged."""
+    if metrics is None:
+        return "-"
+    return "diverged" if "diverged" in metrics else metric.format(metrics["validation"][metric.name])
 
 
 def _zero_shot_rows(cells: list[CellResult], backbone: str) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for cell in cells:
+        if ZERO_SHOT not in cell.evaluations:
+            continue
         result = cell.evaluations[ZERO_SHOT]
         scores, _ = zero_shot.split_scores(result)
         rows |= {_name(cell): scores, f"{_name(cell)}: standard error": zero_shot.standard_errors(result)}
@@ -106,6 +115,7 @@ def needle_rows(cells: list[CellResult], backbone: str) -> list[list[str]]:
     found = {
         _name(cell): {(each["variant"], each["length"]): each["score"] for each in cell.evaluations[NEEDLE]["cells"]}
         for cell in cells
+        if NEEDLE in cell.evaluations
     }
     for variant, needles in paper_needle(backbone).items():
         row = {(needle, length): score for needle, scores in needles.items() for length, score in scores.items()}
@@ -124,7 +134,8 @@ def _sections(result: PipelineResult) -> Iterator[Section]:
         (NEEDLE, "Needle in a haystack", needle_section),
     ):
         for backbone in result.pipeline.backbones if stage in result.pipeline.stages else ():
-            results = {_name(cell): cell.evaluations[stage] for cell in _cells_of(result, backbone)}
+            cells = [cell for cell in _cells_of(result, backbone) if stage in cell.evaluations]
+            results = {_name(cell): cell.evaluations[stage] for cell in cells}
             heading = title if len(result.pipeline.backbones) == 1 else f"{title}: {backbone}"
             yield Section(f"{stage}-{backbone}", heading, section(results, backbone))
     runs = [run.relative_to(result.path).as_posix() for cell in result.cells for run in cell.runs.values()]

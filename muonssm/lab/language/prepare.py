@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muonssm.checks import check_bool, check_choice, check_int, check_number
-from muonssm.lab.core.files import cache_folder, remove_leftovers, write_json
+from muonssm.lab.core.files import LEFTOVER, cache_folder, remove_leftovers, write_json
 from muonssm.lab.core.lock import LOCK, locked
 
 from .corpora import ALIASES, KINDS, WIKIPEDIA, Document, Item, Position, Source, Unusable, open_source
-from .manifest import FORMAT, SPLITS, DamagedFileError, Fields, read_manifest, read_progress
+from .manifest import FORMAT, SHARD_FILE, SPLITS, DamagedFileError, Fields, read_manifest, read_progress
 from .shards import MANIFEST, PROGRESS, ShardWriter, check_files, dtype_for, open_tokens
 from .tokenizer import (
     MIN_VOCAB_SIZE,
@@ -177,9 +177,10 @@ def _read_state(config: PrepareConfig, output: Path, resume: bool) -> dict[str, 
         )
     name = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if name is None:
-        if any(not file.endswith(".part") for file in names):
+        foreign = [file for file in names if not _is_temporary(file)]
+        if foreign:
             raise ValueError(
-                f"output must have a job to resume, got {str(output)!r}, which has {names[0]} and no job; {another}"
+                f"output must have a job to resume, got {str(output)!r}, which has {foreign[0]} and no job; {another}"
             )
         return None
     state = (read_manifest if name == MANIFEST else read_progress)(output / name)
@@ -189,6 +190,11 @@ def _read_state(config: PrepareConfig, output: Path, resume: bool) -> dict[str, 
         if before != value:
             raise ValueError(f"{key} must be {before!r:.100}, as in the job in {output}, got {value!r}; or {another}")
     return state
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether a file is one that a job was writing when it was killed."""
+    return bool(LEFTOVER.fullmatch(name)) or (name.endswith(".part") and bool(SHARD_FILE.fullmatch(name[:-5])))
 
 
 def _empty(output: Path) -> None:

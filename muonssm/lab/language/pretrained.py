@@ -6,6 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from muonssm.lab.core.library_output import hide_progress_bars
 from muonssm.models.language import MuonSSMConfig, MuonSSMForCausalLM
 
@@ -13,6 +15,10 @@ from .tokenizer import load_tokenizer, refuse_code
 
 MODEL_FOLDERS = "the folder of a finished language run, or one written by save_pretrained, with its tokenizer"
 MAX_NAMES = 5  # of tensors in a message
+
+
+class DivergedError(ValueError):
+    """A model whose weights are not finite numbers: what it generates and scores means nothing."""
 
 
 class Pretrained(NamedTuple):
@@ -32,6 +38,7 @@ def load_pretrained(folder: str | Path) -> Pretrained:
     path = Path(folder)
     config = read_config(path, "RUN")
     model = load_model(path, config, "RUN")
+    check_finite(model, folder)
     return Pretrained(model.eval(), load_tokenizer(str(path)))
 
 
@@ -71,6 +78,13 @@ def load_model(folder: Path, config: MuonSSMConfig, argument: str, new: Collecti
             listed = ", ".join(sorted(names)[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
             raise ValueError(f"{wanted}, whose model.safetensors {problem} {len(names)} tensors: {listed}")
     return model
+
+
+def check_finite(model: nn.Module, folder: str | Path) -> None:
+    """Raise DivergedError unless all weights are finite numbers."""
+    wrong = next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
+    if wrong is not None:
+        raise DivergedError(f"RUN must have finite weights, got {str(folder)!r}, a run that diverged: see {wrong}")
 
 
 def _first_line(error: Exception) -> str:

@@ -13,13 +13,15 @@ from muonssm.lab.report.page import Section
 from . import zero_shot
 from .needle import paper_needle
 from .needle_page import needle_figures
+from .result_files import check_needle, check_zero_shot
 
 Scores = dict[str, dict[str, float]]  # by the row's name and the column's key
 
 
 def sections(experiment: Experiment) -> list[Section]:
     """A section for each kind of evaluation that was run."""
-    scores, needles = experiment.read_all("zero-shot.json"), experiment.read_all("needle.json")
+    scores = experiment.read_all("zero-shot.json", check_zero_shot)
+    needles = experiment.read_all("needle.json", check_needle)
     backbone = experiment.task.model.backbone  # type: ignore[attr-defined]
     return [
         *([Section("zero-shot", "Zero-shot", zero_shot_section(scores, backbone))] if scores else []),
@@ -34,7 +36,7 @@ def missing_evaluations(experiment: Experiment) -> list[str]:
         "zero-shot.json": f"zero-shot scores: `muonssm eval {run} --tasks paper`",
         "needle.json": f"needle in a haystack: `muonssm needle {run}`",
     }
-    return [text for name, text in commands.items() if not experiment.read_all(name)]
+    return [text for name, text in commands.items() if not experiment.has_any(name)]
 
 
 def zero_shot_section(results: dict[str, Any], backbone: str) -> Markup:

@@ -30,7 +30,7 @@ from .generate import generate_text
 from .instructions import Examples, pad_examples
 from .manifest import splits_of
 from .prepare import prepare_stdlib
-from .pretrained import load_model, load_pretrained, read_config
+from .pretrained import DivergedError, load_model, load_pretrained, read_config
 from .shards import Blocks, PreparedTokens, TokenSplit, open_tokens
 from .tokenizer import MIN_VOCAB_SIZE, load_tokenizer
 
@@ -257,8 +257,9 @@ class LanguageTask(Task):
 
     def sample_outputs(self, run: Path) -> Iterator[str]:
         """Generated samples, the same for the same weights."""
-        model, tokenizer = load_pretrained(run)
-        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+        try:
+            model, tokenizer = load_pretrained(run)
+        except DivergedError:
             yield "no samples: some weights are not finite"
             return
         for prompt in SAMPLE_PROMPTS if self.data.source == "stdlib" else ("",):

@@ -30,9 +30,10 @@ TABLE = re.compile(r"\{\|(?:[^{|]|\|(?!\})|\{(?!\|))*+\|\}")
 LINK = re.compile(r"\[\[([^\[\]]*+)\]\]")
 ADDRESS = re.compile(r"\[(?:https?|ftp)://[^\s\[\]]*+\s*+([^\[\]]*+)\]|(?:https?|ftp)://\S++")
 TAG = re.compile(r"<[^<>]{1,300}>")
-HEADING = re.compile(r"^=+ *([^=\n]++)=+ *$", re.M)
+HEADING = re.compile(r"^=++ *+([^=\n]++)=++ *+$", re.M)
 MARKS = re.compile(r"'{2,}|^[*#:;]+ *|^----+", re.M)
 SPECIAL = re.compile(r"[A-Za-z][\w-]*:")  # Image:, Category:, de:
+LONG_NUMBER = re.compile(r"&#[0-9]{100,}")  # no character; Python converts no number of thousands of digits
 
 
 class WikipediaSource:
@@ -71,7 +72,7 @@ def open_wikipedia(file: str | None, other_file: bool = False) -> WikipediaSourc
 
 def read_page(page: str, name: str) -> Item:
     """The article on a page, with its title in the first line."""
-    title = html.unescape(page.partition("<title>")[2].partition("</title>")[0])
+    title = _unescape(page.partition("<title>")[2].partition("</title>")[0])
     text = page.partition("<text")[2].partition(">")[2].partition("</text>")[0]
     if len(text) > MAX_PAGE:
         return Unusable(name, f"a page of more than {MAX_PAGE} characters")
@@ -79,18 +80,23 @@ def read_page(page: str, name: str) -> Item:
         return Unusable(name, "a redirect")
     if not title or SPECIAL.match(title) or not text:
         return Unusable(name, "not an article")
-    article = plain_text(html.unescape(text))
+    article = plain_text(_unescape(text))
     return check_document(Document(name, f"{title}\n\n{article}\n")) if article else Unusable(name, "not an article")
 
 
 def plain_text(markup: str) -> str:
     """The text of an article without its markup."""
-    text = DROPPED.sub("", COMMENT.sub("", html.unescape(markup)))
+    text = DROPPED.sub("", COMMENT.sub("", _unescape(markup)))
     for _ in range(NESTED):
         text = LINK.sub(_label, TABLE.sub("", TEMPLATE.sub("", text)))
     text = MARKS.sub("", HEADING.sub(r"\1", TAG.sub("", ADDRESS.sub(r"\1", text))))
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return "\n\n".join(line for line in lines if any(map(str.isalnum, line)))
+
+
+def _unescape(text: str) -> str:
+    """Replace references to characters, such as &amp;; numbers that are none become U+FFFD."""
+    return html.unescape(LONG_NUMBER.sub("&#0", text))
 
 
 def _label(link: re.Match[str]) -> str:

@@ -42,8 +42,19 @@ class Column(NamedTuple):
     convert: Callable[[Any], Any]
 
 
+def _any_text(value: Any) -> str | None:
+    """Text that is valid Unicode: JSON can have half of a surrogate pair."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value
+
+
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value.strip() else None
+    return value if _any_text(value) is not None and value.strip() else None
 
 
 def _label(*values: int, as_text: bool) -> Column:
@@ -72,12 +83,12 @@ def _choices(value: Any) -> Row | None:
 
 def _two_words(value: Any) -> str | None:
     """Text whose last word, after the last space, is to be predicted from those before it."""
-    before, _, last = value.rpartition(" ") if isinstance(value, str) else ("", "", "")
+    before, _, last = value.rpartition(" ") if _any_text(value) is not None else ("", "", "")
     return value if before.strip() and last.strip() else None
 
 
 PLAIN = Column("text", _text)
-ANY_TEXT = Column("text, or empty", lambda value: value if isinstance(value, str) else None)
+ANY_TEXT = Column("text, or empty", _any_text)
 WORDS = Column("text of two words or more", _two_words)
 BLANK = Column("text with a blank, _", lambda value: value if _text(value) and "_" in value else None)
 

@@ -10,6 +10,7 @@ settings, data   how it was made, and its numbers
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +110,8 @@ def check_figure(picture: str, path: Path) -> str:
         links = [value for key, value in element.items() if key.rpartition("}")[2] in ("href", "src")]
         has_handler = any(key.lower().startswith("on") for key in element.attrib)
         links_outside = any(not link.startswith(("data:", "#")) for link in links)
+        styles = [element.text or "" if tag == "style" else "", *element.attrib.values()]
+        links_outside |= any(re.search(r"@import|url\((?!['\"]?#)", style, re.IGNORECASE) for style in styles)
         if tag in ("script", "foreignObject") or has_handler or links_outside:
             raise ValueError(f"{path} must have figures without scripts and outside links, got <{tag}>")
     return picture

@@ -19,12 +19,16 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from muonssm.lab.core.untrusted import UntrustedFileError, read_bytes
+
 from .chart import PHONE_WIDTH
 from .colors import DARK, LIGHT, css_variables
 
 HERE = Path(__file__).parent
 MIN_WIDTH = 300  # pixels of a figure, so that its caption has room
 PADDING = 28  # of a figure, both sides
+PNG, PNG_HEADER = b"\x89PNG\r\n\x1a\n", 33  # how a PNG file begins; bytes up to the end of its first chunk
+MAX_PICTURE = 1 << 26  # bytes of a PNG file
 LONG_JSON = 20  # lines; longer JSON is printed in columns
 
 
@@ -109,7 +113,9 @@ def figure(caption: str, picture: str) -> Markup:
 
 def photo(caption: str, path: Path) -> Markup:
     """A PNG file with its caption."""
-    content = path.read_bytes()
+    content = read_bytes(path, MAX_PICTURE, f"{__name__}.MAX_PICTURE")
+    if not content.startswith(PNG) or len(content) < PNG_HEADER:
+        raise UntrustedFileError(path, f"must be a PNG file, got one that begins with {content[:8]!r}")
     width = int.from_bytes(content[16:20], "big")  # the first chunk of a PNG file starts with its size
     return _figure(caption, _image("image/png", content, caption), width, scrolls=False)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from muonssm.lab.core.experiment import Experiment
-from muonssm.lab.core.files import atomic
+from muonssm.lab.core.files import write_text
 from muonssm.version import __version__
 
 from . import analysis_sections, page, training_sections
@@ -33,8 +33,7 @@ def write_report(runs: Sequence[str | Path], output: str | Path | None = None) -
         raise ValueError(f"--output must be a file that ends in .html, got {str(path)!r}")
     text = render_report([Experiment.read(run) for run in runs])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from muonssm.checks import is_number
 from muonssm.lab.core.compare import Comparison
-from muonssm.lab.core.files import atomic, read_json
+from muonssm.lab.core.files import read_json, write_text
 from muonssm.lab.core.grid import GridResult, folder_name
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.core.task import Metric
@@ -37,8 +38,7 @@ def write_study(result: GridResult) -> Path:
     text = page.render(
         result.grid.title, [Article(result.grid.title, "", _sections(result))], _answer(result), footer=_footer(result)
     )
-    with atomic(path) as part:
-        part.write_text(text, encoding="utf-8")
+    write_text(path, text)
     return path
 
 
@@ -128,7 +128,11 @@ def chosen_rows(result: GridResult) -> list[list[str]]:
     metric, peers = result.metric, result.grid.peers
     rows = [["chosen on validation data", "backbone, variant", "validation", "test", *peers]]
     for name in result.grid.recipes:
-        backbone, variant = result.chosen(name)
+        chosen = result.chosen(name)
+        if chosen is None:
+            rows.append([name, "every run diverged", "-", "-", *(str(result.peer(name, p)) for p in peers)])
+            continue
+        backbone, variant = chosen
         validation = result.validation[name, backbone, variant]
         test = result.comparisons[name, backbone].spread(variant, metric.name)
         rows.append(
@@ -201,21 +205,31 @@ def _analysis_sections(result: GridResult) -> Iterator[Section]:
     """One table per analysis: its intervals, a row per comparison."""
     for name in result.grid.analyses:
         paths = {folder.name: folder / "analysis" / f"{name}.json" for folder in result.folders}
-        found = {place: read_json(path)["data"] for place, path in paths.items() if path.is_file()}
+        found = {place: _data(path) for place, path in paths.items() if path.is_file()}
         keys = list(dict.fromkeys(key for data in found.values() for key, value in data.items() if _is_interval(value)))
         if keys:
             rows = [[place, *(_interval(data.get(key)) for key in keys)] for place, data in found.items()]
             yield Section(name, f"Analysis: {name}", page.table(["", *keys], rows))
 
 
+def _data(path: Path) -> dict[str, Any]:
+    """The numbers of an analysis."""
+    data = read_json(path, dict).get("data")
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is damaged: data must be an object, got {data!r:.100}")
+    return data
+
+
 def _is_interval(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"mean", "low", "high", "pairs"}
+    if not isinstance(value, dict) or set(value) != {"mean", "low", "high", "pairs"}:
+        return False
+    return all(number is None or is_number(number) for number in value.values())
 
 
 def _interval(value: Any) -> str:
     if not _is_interval(value) or value["mean"] is None:
         return "-"
-    bounds = "" if value["low"] is None else f" [{value['low']:.3g}, {value['high']:.3g}]"
+    bounds = "" if value["low"] is None or value["high"] is None else f" [{value['low']:.3g}, {value['high']:.3g}]"
     return f"{value['mean']:.3g}{bounds}"
 
 

@@ -216,7 +216,8 @@ def _runs(experiment: Experiment) -> Markup:
     metric, rows = experiment.metrics[0], []
     for run in experiment.runs:
         metrics = experiment.folder(run).read("metrics.json")
-        counts = (f"{metrics[key]:,.0f}" if key in metrics else "-" for key in ("parameters", "steps"))
+        known = (metrics.get(key) for key in ("parameters", "steps"))
+        counts = ("-" if count is None else f"{count:,.0f}" for count in known)
         seconds = _seconds(experiment, run)
         score = "diverged" if run.diverged else metric.format(run.score(metric.name))
         rows.append([run.variant, run.seed, run.fold, *counts, seconds, score])

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from muonssm.checks import check_bool, check_int, check_number
-from muonssm.lab.core.files import cache_folder, checksum, write_json
+from muonssm.lab.core.files import cache_folder, checksum, read_json, write_json
 
 from .image_files import missing_package
 from .images import mnist_images, stratify
@@ -290,12 +290,11 @@ def check_canvases(folder: Path, checksums: bool = True) -> dict[str, Any]:
     """Check that all files exist with their sizes, and with `checksums` their content; return the manifest."""
     advice = "remove the folder to make it again"
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
+        manifest = read_json(folder / MANIFEST, dict)
+        files = [(folder / name, size, expected) for name, (size, expected) in manifest["files"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder / MANIFEST} is missing or damaged ({error}); {advice}") from error
-    for name, (size, expected) in files.items():
-        path = folder / name
+    for path, size, expected in files:
         if not path.is_file():
             raise ValueError(f"{path} is missing; {advice}")
         if path.stat().st_size != size or (checksums and checksum(path) != expected):

@@ -45,11 +45,16 @@ def _add_corrupt(table: CommandTable) -> None:
 
 
 def _corrupt(arguments: argparse.Namespace) -> int:
+    from muonssm.lab.core.untrusted import printable
+
     from .corruptions import corrupt_folder
+    from .images import list_skipped
 
     source, output, count = Path(arguments.source), Path(arguments.output), arguments.count
-    new = corrupt_folder(source, output, size=arguments.size, seed=arguments.seed, count=count)
+    new, skipped = corrupt_folder(source, output, size=arguments.size, seed=arguments.seed, count=count)
     print(f"{new} new images in {arguments.output}")
+    for line in list_skipped(skipped):
+        print(printable(line))
     return 0
 
 

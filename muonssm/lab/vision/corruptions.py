@@ -15,6 +15,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,17 @@ from torch import Tensor
 from muonssm.checks import check_choice, check_int
 from muonssm.lab.core.files import atomic
 
-from .image_files import ImageFile, class_names, find_images, missing_package, read_image, to_pil, to_tensor
+from .image_files import (
+    DamagedImageError,
+    ImageFile,
+    SkippedFile,
+    class_names,
+    find_images,
+    missing_package,
+    read_image,
+    to_pil,
+    to_tensor,
+)
 
 CORRUPTIONS = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
@@ -34,6 +45,13 @@ MIN_SIDE = 32
 JPEG_QUALITY = 85  # as ImageNet-C's
 SEEDED = ("impulse_noise", "glass_blur")  # take a seed; the others draw from numpy's global generator
 PIL_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF"}  # other formats are named like their suffix
+
+
+class Corrupted(NamedTuple):
+    """How many images `corrupt_folder` wrote, and the files that it skipped, with the reasons."""
+
+    new: int
+    skipped: list[SkippedFile]
 
 
 def corrupt(image: Tensor, corruption: str, severity: int, seed: int = 0) -> Tensor:
@@ -92,8 +110,8 @@ def corrupt_folder(
     seed: int = 0,
     progress: bool = True,
     count: int | None = None,
-) -> int:
-    """Write every image in every corruption and severity; return how many are new.
+) -> Corrupted:
+    """Write every image in every corruption and severity; return how many are new, and which files were skipped.
 
     Files that exist are kept, and each is written atomically: the same call continues after an interruption.
 
@@ -109,7 +127,8 @@ def corrupt_folder(
     from tqdm import tqdm
 
     source, output = Path(source), Path(output)
-    files = _first_of_each_class(find_images(source, class_names(source))[0], count)
+    found, skipped = find_images(source, class_names(source))
+    files = _first_of_each_class(found, count)
     jobs = [(corruption, severity) for corruption in corruptions for severity in severities]
     _check_jobs(jobs, size, source, output)
     new = 0
@@ -121,12 +140,17 @@ def corrupt_folder(
             bar.update(len(jobs) - len(missing))
             if not missing:
                 continue
-            image = _load(file.path, size)
+            try:
+                image = _load(file.path, size)
+            except DamagedImageError as error:
+                skipped.append((str(file.path), str(error).removeprefix(str(file.path)).strip()))
+                bar.update(len(missing))
+                continue
             for (corruption, severity), target in missing.items():
                 _save(corrupt(image, corruption, severity, _seed(seed, name, corruption, severity)), target)
                 new += 1
                 bar.update()
-    return new
+    return Corrupted(new, skipped)
 
 
 def _first_of_each_class(files: Sequence[ImageFile], count: int | None) -> list[ImageFile]:

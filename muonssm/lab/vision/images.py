@@ -272,10 +272,14 @@ class ImageData:
         splits = [(split, getattr(self, split)) for split in SPLIT_NAMES if getattr(self, split) is not None]
         counts = ", ".join(f"{len(images)} for {split}" for split, images in splits)
         lines = [f"{name}: {len(self.classes)} classes; {counts}"]
-        if self.skipped:
-            lines.append(f"  skipped {len(self.skipped)} files")
-            lines += [f"    {file}: {reason}" for file, reason in self.skipped[:MAX_LISTED]]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {line}" for line in list_skipped(self.skipped))])
+
+
+def list_skipped(skipped: Sequence[SkippedFile]) -> list[str]:
+    """Lines that name the first skipped files, with the reasons."""
+    if not skipped:
+        return []
+    return [f"skipped {len(skipped)} files", *(f"  {file}: {reason}" for file, reason in skipped[:MAX_LISTED])]
 
 
 class _Listing(NamedTuple):

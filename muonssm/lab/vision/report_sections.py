@@ -11,14 +11,14 @@ from muonssm.lab.report import figures, page
 from muonssm.lab.report.colors import MAX_SERIES
 from muonssm.lab.report.page import Section
 
-from .robustness import ALEXNET_NAME, ROBUSTNESS_SETS
+from .robustness import ALEXNET_NAME, CHECKS, ROBUSTNESS_SETS
 
 
 def robustness_sections(experiment: Experiment) -> list[Section]:
     """Return the robustness scores of a classifier, if there are any."""
     pieces: list[Markup] = []
     for name, title in ROBUSTNESS_SETS.items():
-        results = experiment.read_all(f"{name}.json")
+        results = experiment.read_all(f"{name}.json", CHECKS[name])
         if results:
             is_c = name == "imagenet-c"
             pieces += _corruptions(experiment, results) if is_c else [_subset(experiment, name, results)]
@@ -37,7 +37,7 @@ def missing_robustness(experiment: Experiment) -> list[str]:
     """Return the command that scores robustness, if it was not run."""
     run = experiment.folder(experiment.trained_runs[-1]).path
     command = f"robustness: `muonssm eval {run} --robustness imagenet-c --data DIR`"
-    return [] if experiment.read_all("imagenet-c.json") else [command]
+    return [] if experiment.has_any("imagenet-c.json") else [command]
 
 
 def picture_sections(experiment: Experiment, text: str) -> list[Section]:

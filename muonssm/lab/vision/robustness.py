@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from muonssm.checks import is_number
+from muonssm.lab.core.run_files import need, require, require_number_or_null
 from muonssm.lab.core.run_folder import RunFolder
 
 from .augment import ImageView
@@ -148,11 +150,44 @@ def evaluate_robustness(
 def reference_errors(run: str | Path) -> dict[str, float]:
     """Mean error in [0, 1] on each corruption, of a run that `evaluate_robustness` has scored on all of them."""
     folder = RunFolder(run)
-    scores = folder.read("imagenet-c.json") if (folder.path / "imagenet-c.json").is_file() else None
+    is_scored = (folder.path / "imagenet-c.json").is_file()
+    scores = folder.read("imagenet-c.json", check_corruption_scores) if is_scored else None
     if scores is None or scores["mce"] is None:
         got = "no imagenet-c.json" if scores is None else f"{len(scores['missing'])} gaps"
         raise ValueError(f"--reference must be a run that was scored on all corruptions, got {str(run)!r} with {got}")
     return {corruption: sum(by.values()) / len(by) / 100 for corruption, by in scores["errors"].items()}
+
+
+def check_corruption_scores(content: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the content can be that of imagenet-c.json."""
+    for corruption, by_severity in need("errors", content.get("errors"), dict).items():
+        for severity, error in need(f"errors.{corruption}", by_severity, dict).items():
+            require(severity in map(str, SEVERITIES), f"errors.{corruption}", "errors by severity, 1 to 5", severity)
+            require(is_number(error), f"errors.{corruption}.{severity}", "a number", error)
+    for corruption, value in need("ce", content.get("ce"), dict).items():
+        require(is_number(value), f"ce.{corruption}", "a number", value)
+    require_number_or_null("mce", content.get("mce"))
+    if content.get("mce") is not None:
+        complete = [name for name, errors in content["errors"].items() if len(errors) == len(SEVERITIES)]
+        require(set(complete) >= set(CORRUPTIONS), "mce", "null without all corruptions", content["mce"])
+    _check_missing(content)
+    need("reference", content.get("reference", ALEXNET_NAME), str)
+
+
+def check_subset_scores(content: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the content can be that of imagenet-r.json or imagenet-a.json."""
+    require_number_or_null("accuracy", content.get("accuracy"))
+    for name in ("accuracy_on_present", "images"):
+        require(is_number(content.get(name)), name, "a number", content.get(name))
+    _check_missing(content)
+
+
+def _check_missing(content: Mapping[str, Any]) -> None:
+    for line in need("missing", content.get("missing"), list):
+        need("missing", line, str)
+
+
+CHECKS = {"imagenet-c": check_corruption_scores, "imagenet-r": check_subset_scores, "imagenet-a": check_subset_scores}
 
 
 def corruption_errors(errors: Mapping[str, Mapping[int, float]], reference: Mapping[str, float]) -> dict[str, float]:

@@ -568,6 +568,7 @@ def test_matlab_files_that_do_harm_are_refused(tmp_path, monkeypatch):
         (header + element(15, zlib.compress(plain)[:-9]), "a part of a compressed element"),
         (header + twice, "compressed twice"),
         (header + bomb, "MAX_BYTES"),
+        (header + sizes + plain, "must have every variable once"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(DamagedFileError, match=message):

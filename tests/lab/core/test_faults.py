@@ -19,7 +19,7 @@ from muonssm.cli import main
 from muonssm.lab.core.checkpoints import all_checkpoints, rotate
 from muonssm.lab.core.compare import ComparedRun, Comparison, diverged, table
 from muonssm.lab.core.divergence import why_diverged
-from muonssm.lab.core.files import atomic, read_json, remove_leftovers
+from muonssm.lab.core.files import atomic, checksum, read_json, remove_leftovers
 from muonssm.lab.core.lock import locked
 from muonssm.lab.core.processes import processes
 from muonssm.lab.core.recipe import Recipe
@@ -181,6 +181,11 @@ def test_nothing_of_set_vanishes():
         (b"task = 'activity'\n[data]\nlength = 1000001\n", "data.length must be 1000000 or less .*MAX_LENGTH"),
         (b"\xff\xfe", "is not valid TOML"),
         (b"#" * (1 << 20) + b"#", "RECIPE must have at most"),
+        (b"task = 'activity'\n[training]\nepochs = 1" + b"0" * 30, r"training.epochs must be .* at most 2\*\*63 - 1"),
+        (b"task = 'activity'\n[training]\nclip = 1" + b"0" * 400, "training.clip must be a finite"),
+        (b"task = 'activity'\n[training]\nlearning_rate = 1e300", "training.learning_rate must be a number in"),
+        (b"task = 'activity'\n[training]\nweight_decay = 1e39", "training.weight_decay must be a number in"),
+        (b"task = 'activity'\n[training]\nseed = 4294967296\n", "training.seed must be an integer in 0 to 4294967295"),
     ],
 )
 def test_wrong_recipe_files_are_refused(tmp_path, text, message):
@@ -241,6 +246,25 @@ def test_a_run_with_a_finite_score_can_have_diverged():
     assert result.difference("muon", recipe.task.metrics[0].name).pairs == 0
     assert re.search(r"muon +diverged", table(result))
     assert Comparison.from_dict(result.to_dict()).runs[1].diverged
+
+
+def test_a_pipe_is_never_opened_as_weights_or_for_its_checksum(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe must be a regular file, got a pipe"):
+        RunFolder(tmp_path).load_weights(torch.nn.Linear(2, 2), tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe must be a regular file, got a pipe"):
+        checksum(tmp_path / "pipe")
+
+
+def test_scores_that_a_task_needs_are_checked_where_metrics_are_read(tmp_path, capsys):
+    recipe = Recipe.load("recall")
+    folder = RunFolder(tmp_path)
+    folder.begin("recipe.json", recipe.to_dict())
+    names = [metric.name for metric in recipe.task.metrics]
+    for test in ({}, {"loss": 1.0}, dict.fromkeys(names, "x")):
+        (tmp_path / "metrics.json").write_text(json.dumps({"test": test, "validation": dict.fromkeys(names, 1.0)}))
+        assert main(["train", "recall", "--output", str(tmp_path), "--resume"]) == 2
+        assert re.search(rf"metrics\.json is damaged: test.* {names[0]}|test\.{names[0]}", capsys.readouterr().err)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import io
 import json
 import re
 import struct
+import tomllib
 import warnings
 import zlib
 
@@ -29,10 +30,13 @@ from muonssm.lab.activity.sources import uestc
 from muonssm.lab.core.checkpoints import damage, newest_whole, seal
 from muonssm.lab.core.compare import Comparison, table
 from muonssm.lab.core.experiment import Experiment
+from muonssm.lab.core.grid import Grid
 from muonssm.lab.core.recipe import Recipe
-from muonssm.lab.core.registry import recipe_files
+from muonssm.lab.core.registry import recipe_files, study_files
 from muonssm.lab.core.run_folder import RunFolder
+from muonssm.lab.language.pipeline import Pipeline
 from muonssm.lab.language.shards import Blocks, open_tokens
+from muonssm.lab.language.zero_shot_data import TASKS, read_rows
 from muonssm.lab.report.report import render_report
 from muonssm.lab.vision.ade20k import Ade20k
 from muonssm.lab.vision.coco import CocoImages
@@ -41,6 +45,7 @@ from muonssm.lab.vision.image_files import DamagedImageError, read_image
 from ..activity import trees
 from ..language.test_shards import SHARDS
 from ..language.test_shards import write as write_tokens
+from ..language.zero_shot_rows import ROWS
 from ..report import runs
 from ..vision import pictures
 from ..vision.test_coco import content as coco_content
@@ -337,6 +342,45 @@ def test_recipes_of_other_values(name):
     run()
 
 
+@pytest.mark.parametrize("name", study_files())
+def test_studies(place, name):
+    """Grids and studies in stages."""
+    path, content = place / "study.toml", study_files()[name].read_bytes()
+    stages = "stages" in tomllib.loads(content.decode())
+
+    def read():
+        return Pipeline.load(path) if stages else Grid.load(str(path))
+
+    @fuzz(100)
+    @given(damages())
+    def run(changes):
+        path.write_bytes(damaged(content, changes))
+        study = outcome([str(path)], read)
+        if study is not None:
+            assert study.variants
+            assert study.name
+
+    run()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rows_of_zero_shot_data(place, name):
+    path = place / f"{name}.jsonl"
+
+    @fuzz(40)
+    @given(mutations(), damages())
+    def run(changes, of_bytes):
+        dump(path, mutated(ROWS[name], changes))
+        for _ in range(2):
+            rows = outcome([str(path)], lambda: list(read_rows(name, path)))
+            for row in rows or []:
+                assert row.keys() == TASKS[name].columns.keys()
+                assert json.dumps(row, ensure_ascii=False).encode()
+            path.write_bytes(damaged(json.dumps(ROWS[name]).encode(), of_bytes))
+
+    run()
+
+
 # ---- manifests
 
 
@@ -495,6 +539,29 @@ def test_comparisons(place):
 
     run()
     run_page()
+
+
+@pytest.mark.parametrize(
+    ("make", "folder", "name"),
+    [
+        (runs.make_language_run, ".", "zero-shot.json"),
+        (runs.make_language_run, ".", "needle.json"),
+        (runs.make_vision_comparison, "muon-seed0-fold0", "imagenet-c.json"),
+    ],
+)
+def test_results_of_evaluations(place, make, folder, name):
+    path = make(place / f"results-{name}")
+    content = json.loads((path / folder / name).read_text())
+
+    @fuzz(15)
+    @given(mutations())
+    def run(changes):
+        dump(path / folder / name, mutated(content, changes))
+        result = outcome([name], page, path)
+        if result is not None:
+            assert not re.search(r"(?<![\w.-])[-+]?(nan|inf)(?![\w-])", shown_text(result[2]))
+
+    run()
 
 
 @pytest.mark.parametrize("recipe", ["watch-small", "recall"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +98,9 @@ def test_files_of_studies_are_checked(tmp_path):
     path.write_text('title = "t"\nrecipe = ["watch"]\n')
     with pytest.raises(ValueError, match=r"mine\.toml: a key must be one of .*, got 'recipe'"):
         Grid.load(str(path))
+    path.write_text('title = "t"\nrecipes = ["watch"]\nbackbones = ["mamba"]\n')
+    with pytest.raises(ValueError, match=r"mine\.toml: variants must be given, got none"):
+        Grid.load(str(path))
     grids = [name for name, file in study_files().items() if "stages" not in tomllib.loads(file.read_text())]
     assert set(grids) >= {"activity", "demo"}
     for name in grids:
@@ -116,6 +121,31 @@ def test_changes_are_for_all_or_for_one_recipe_or_backbone(tmp_path):
     assert only.changes == ("training.epochs=2", "watch:training.epochs=5")
     with pytest.raises(ValueError, match=r"NAME in --set .* must be one of watch, longhorn, got 'mamba'"):
         Grid.load(str(path), ["mamba:training.epochs=5"], recipes=("watch",), backbones=("longhorn",))
+
+
+@pytest.mark.parametrize("content", [b"a = " + b"[" * 100_000, b"\xff", b"#" * (1 << 21)])
+def test_files_that_are_no_studies_are_named(tmp_path, capsys, content):
+    (tmp_path / "mine.toml").write_bytes(content)
+    assert main(["study", str(tmp_path / "mine.toml")]) == 2
+    assert re.search(r"mine\.toml.* is not valid TOML|STUDY must have at most .*mine\.toml", capsys.readouterr().err)
+
+
+def test_analyses_are_checked_before_anything_is_trained(tmp_path, changes, capsys):
+    (tmp_path / "own.toml").write_text(
+        'title = "t"\nrecipes = ["folder"]\nbackbones = ["mamba"]\nvariants = ["plain"]\nanalyses = ["spectra"]\n'
+    )
+    command = ["study", str(tmp_path / "own.toml"), "--output", str(tmp_path / "out")]
+    assert main([*command, *(word for change in changes for word in ("--set", change))]) == 2
+    assert "--analyses must be one of spectrum" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_study_whose_runs_all_diverged_says_so():
+    result = make_result(GAINS)
+    result = replace(result, validation=dict.fromkeys(result.validation))
+    assert result.chosen("first") is None
+    assert to_dict(result)["chosen"] == {"first": None, "second": None}
+    assert "every run diverged" in text_table(result)
 
 
 @pytest.mark.slow

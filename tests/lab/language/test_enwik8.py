@@ -121,11 +121,12 @@ def test_a_finished_folder_is_kept_and_an_interrupted_one_filled(file, tokens, t
         prepare_enwik8(tmp_path / "other", out, resume=True, other_file=True)
 
 
-def test_a_folder_with_other_files_is_not_touched(file, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"output must have a job of enwik8 .* got .* notes\.txt"):
+@pytest.mark.parametrize("name", ["notes.txt", "train.csv", "test-results.txt", "tokenizer.md", "train-00001.bin"])
+def test_a_folder_with_other_files_is_not_touched(file, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=rf"output must have a job of enwik8 .* got .* {name}"):
         prepare_enwik8(file, tmp_path, resume=True, other_file=True)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_damaged_test_split_is_named(tokens, tmp_path):
@@ -197,6 +198,8 @@ def test_commands_on_bytes(file, run, tmp_path, capsys):
     assert "test" in capsys.readouterr().out
     assert main([*source, "--other-file", "--resume", "--limit", "3"]) == 2
     assert "--limit must be left out" in capsys.readouterr().err
+    assert main([*source, "--other-file", "--resume", "--vocab-size", "300"]) == 2
+    assert "--vocab-size must be left out" in capsys.readouterr().err
     assert main(["prepare", "enwik8", "--output", str(tmp_path / "none")]) == 2
     assert "--from must be the file" in capsys.readouterr().err
     assert main(["generate", str(run), "naïve ", "--max-new-tokens", "5", "--seed", "1"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # read when these libraries are imported
 
@@ -12,6 +13,7 @@ import pytest
 
 from muonssm.cli import main
 from muonssm.lab.core.registry import study_files
+from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.language import pipeline as module
 from muonssm.lab.language.pipeline import Cell, Pipeline, run_pipeline
 from muonssm.lab.language.pipeline_page import text_table, write_pipeline
@@ -164,6 +166,12 @@ def test_changes_reach_their_stages(root):
         ("needle.sample=3", "a key of needle must be one of .* got 'sample'"),
         ("needle.samples=0", r"needle\.samples must be"),
         ("zero-shot.limit=-1", r"zero-shot\.limit must be"),
+        ("needle.samples=3\nseed = 4", r"needle\.samples must be an integer >= 1, got '3\\nseed = 4'"),
+        ("needle.samples=3 # three", r"needle\.samples must be an integer >= 1, got '3 # three'"),
+        ("needle.essay=5", r"needle\.essay must be a text file, got 5"),
+        ("pretrain.recipe=5", r"pretrain\.recipe must be the name of a recipe .* got 5"),
+        ("sft.changes=[5]", r"sft\.changes must be a list of texts .* got \(5,\)"),
+        ("sft.changes=5", r"sft\.changes must be a list of texts .* got 5"),
     ],
 )
 def test_wrong_changes_are_named(root, change, message):
@@ -187,6 +195,43 @@ def test_wrong_changes_are_named(root, change, message):
 def test_wrong_studies_are_named(root, fields, message):
     with pytest.raises((ValueError, TypeError), match=message):
         load(root, **fields)
+
+
+@pytest.mark.parametrize("key", ["title", "task", "stages", "backbones", "variants", "pretrain"])
+def test_keys_that_a_study_needs_are_named(tmp_path, key):
+    lines = {
+        "title": 'title = "t"', "task": 'task = "language"', "stages": 'stages = ["pretrain"]',
+        "backbones": 'backbones = ["mamba"]', "variants": 'variants = ["plain"]',
+        "pretrain": '[pretrain]\nrecipe = "language-demo"',
+    }  # fmt: skip
+    (tmp_path / "own.toml").write_text("\n".join(text for name, text in lines.items() if name != key))
+    with pytest.raises(ValueError, match=rf"own\.toml: {key} must be given, got none"):
+        Pipeline.load(tmp_path / "own.toml")
+    (tmp_path / "own.toml").write_text("\n".join(lines.values()).partition("recipe")[0])
+    with pytest.raises(ValueError, match=r"own\.toml: pretrain\.recipe must be given, got none"):
+        Pipeline.load(tmp_path / "own.toml")
+
+
+@pytest.mark.slow
+def test_a_variant_that_diverges_has_no_later_stages(root, tmp_path, monkeypatch, capsys):
+    """Its scores would mean nothing. The others go on."""
+
+    def train(recipe, folder, resume):
+        metrics = own_train(recipe, folder, resume)
+        if "plain" not in str(folder):
+            return metrics
+        RunFolder(folder).write("metrics.json", metrics | {"diverged": "the training loss was not a finite number"})
+        return RunFolder(folder).read("metrics.json")
+
+    own_train = module.train
+    monkeypatch.setattr(module, "train", train)
+    result = run_pipeline(load(root), tmp_path / "study")
+    plain, paper = result.cells
+    assert (list(plain.runs), plain.evaluations) == (["pretrain"], {})
+    assert list(paper.evaluations) == ["zero-shot", "needle"]
+    assert "plain-seed-0: pretrain diverged, later stages are left out" in capsys.readouterr().err
+    assert re.search(r"gated_deltanet, plain +[\d,]+ +diverged +-\n", text_table(result) + "\n")
+    assert "diverged" in write_pipeline(result).read_text()
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,10 @@ def test_a_folder_with_other_files_is_not_touched(tmp_path, job):
     with pytest.raises(ValueError, match=r"output must be a new or empty folder, got .*notes\.txt', which is a file"):
         run(config, out / "notes.txt", resume=True)
     assert content(out) == {"notes.txt": b"mine"}
+    (out / "notes.txt").rename(out / "film.part")
+    with pytest.raises(ValueError, match=r"output must have a job to resume, got .* which has film\.part and no job"):
+        run(config, out, resume=True)
+    assert (out / "film.part").read_text() == "mine"
 
 
 def test_a_finished_folder_is_reused_only_with_the_same_settings(tmp_path, job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from muonssm.cli import main
@@ -230,6 +231,28 @@ def test_a_run_is_fine_tuned_on_instructions(alone, changes, tmp_path):
     after = load_file(tmp_path / "tuned" / "model.safetensors")
     assert before.keys() == after.keys()
     assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+def test_weights_that_mean_nothing_are_refused(alone, tmp_path, capsys):
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match=f"limit must be an integer >= 1, got {limit}"):
+            packed_perplexities(alone[0], ["int8"], limit)
+    run = tmp_path / "run"
+    shutil.copytree(alone[0], run)
+    metadata = json.loads((run / "metadata.json").read_text())
+    (run / "metadata.json").write_text(json.dumps({**metadata, "kind": "instructions"}))
+    with pytest.raises(ValueError, match=r"RUN must be a run on text .* a run on instructions"):
+        packed_perplexities(run, ["int8"])
+    (run / "metadata.json").write_text(json.dumps(metadata))
+    weights = load_file(run / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, run / "model.safetensors", metadata={"format": "pt"})
+    needle = ["needle", str(run), "--lengths", "300", "--samples", "1"]
+    for command in (["generate", str(run), "the"], needle, ["eval", str(run), "--weights", "int8"]):
+        assert main(command) == 2
+        assert "RUN must have finite weights, got" in capsys.readouterr().err
+    assert list(RunFolder(run).read_recipe().task.sample_outputs(run)) == ["no samples: some weights are not finite"]
 
 
 @pytest.mark.slow

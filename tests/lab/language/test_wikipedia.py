@@ -77,15 +77,20 @@ def test_articles_become_tokens(tmp_path):
     assert data.load_tokenizer().decode(data.validation.document(0)[0]).startswith("Cat & mat\n\nA cat sits")
 
 
-@pytest.mark.parametrize("piece", ["{{", "{|", "[[", "<!--", "<ref>", "[http://", "'' ", "{{|", "=", "<", "* "])
+@pytest.mark.parametrize("piece", ["{{", "{|", "[[", "<!--", "<ref>", "[http://", "'' ", "{{|", "=", "<", "* ", " "])
 def test_time_is_linear_in_the_length_of_a_page(piece):
     def seconds(count):
         start = time.process_time()
-        plain_text(piece * count)
+        plain_text("=" + piece * count)
         return time.process_time() - start
 
     seconds(1000)
     assert seconds(160_000) < 20 * max(seconds(20_000), 0.005)
+
+
+def test_a_number_that_is_no_character_spoils_nothing(tmp_path):
+    page = f"<title>&#{'1' * 9000};</title><text>A &amp;#{'2' * 9000}; and &amp;#65;</text>"
+    assert read_page(page, "page 1").text == "\ufffd\n\nA \ufffd and A\n"
 
 
 def test_long_pages_are_left_out(monkeypatch):

@@ -174,6 +174,9 @@ def test_wrong_rows_name_file_line_and_column(tmp_path, name):
         ("arc_challenge", "choices", {"text": ["a", "b"], "label": ["A"]}),
         ("social_iqa", "label", "0"),
         ("boolq", "label", 2),
+        ("boolq", "passage", "half of a pair: \ud800"),
+        ("hellaswag", "ctx_b", "\ud800"),
+        ("lambada_openai", "text", "two \ud800"),
     ],
 )
 def test_values_out_of_range_are_named(tmp_path, name, column, value):
@@ -203,6 +206,17 @@ def test_damaged_and_long_files_are_named(tmp_path, monkeypatch, name, content, 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UntrustedFileError, match=message):
         list(read_rows("wikitext" if ".txt" in name else "lambada_openai", tmp_path / name))
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+def test_what_is_no_regular_file_is_never_opened(tmp_path, kind):
+    path = tmp_path / "piqa.jsonl"
+    {"a pipe": os.mkfifo, "a folder": os.mkdir, "a device": lambda path: path.symlink_to("/dev/zero")}[kind](path)
+    with (
+        pytest.raises(UntrustedFileError, match=rf"piqa\.jsonl must be a regular file, got {kind}"),
+        local_tasks(tmp_path, ["piqa"], Path),
+    ):
+        pass
 
 
 def test_missing_and_ambiguous_files_are_named(folder, tmp_path):

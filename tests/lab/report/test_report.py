@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -14,7 +15,14 @@ from muonssm.lab.report import page as html
 from muonssm.lab.report.analysis_sections import check_figure
 from muonssm.lab.report.report import write_report
 
-from .runs import make_analysis, make_comparison, make_everything, make_run
+from .runs import (
+    make_analysis,
+    make_comparison,
+    make_everything,
+    make_language_run,
+    make_run,
+    make_vision_comparison,
+)
 
 VOID = {"meta", "img", "br"}
 
@@ -208,10 +216,61 @@ def test_a_wrong_analysis_file_is_named(tmp_path, content, message):
     assert (run / "report.html").read_text() == before
 
 
+WRONG_RESULTS = [
+    ("zero-shot.json", {}, "settings must be an object"),
+    ("zero-shot.json", {"settings": {"limit": None, "max_length": 8}, "tasks": {"piqa": {}}}, "tasks.piqa.metrics"),
+    ("zero-shot.json", {"settings": {"limit": "x", "max_length": 8}, "tasks": {}}, "settings.limit must be a number"),
+    ("needle.json", {}, "settings must be an object"),
+    ("needle.json", {"settings": {"samples": 1, "answer_tokens": 1, "seed": 0}, "cells": [5]}, "must be an object"),
+    ("needle.json", {"settings": {"samples": -1}, "cells": []}, "settings.samples must be an integer >= 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), WRONG_RESULTS)
+def test_wrong_results_of_a_language_run_are_named(tmp_path, name, content, message):
+    run = make_language_run(tmp_path / "run")
+    write_report([run])
+    (run / name).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"{name} is damaged: .*{message}"):
+        write_report([run])
+
+
+def test_wrong_results_and_pictures_of_a_vision_run_are_named(tmp_path):
+    path = make_vision_comparison(tmp_path / "vision")
+    scores = path / "muon-seed0-fold0" / "imagenet-c.json"
+    before = scores.read_text()
+    scores.write_text("{}")
+    with pytest.raises(ValueError, match=r"imagenet-c\.json is damaged: errors must be an object"):
+        write_report([path])
+    scores.write_text(before)
+    (path / "explain" / "x.png").write_bytes(b"GIF89a")
+    with pytest.raises(ValueError, match=r"x\.png must be a PNG file"):
+        write_report([path])
+    (path / "explain" / "x.png").unlink()
+    os.mkfifo(path / "explain" / "x.png")
+    with pytest.raises(ValueError, match=r"x\.png must be a regular file, got a pipe"):
+        write_report([path])
+
+
+def test_counts_can_be_missing_and_names_of_files_need_no_utf8(tmp_path):
+    run = make_run(tmp_path / "run", Recipe.load("watch"))
+    metrics, metadata = (json.loads((run / name).read_text()) for name in ("metrics.json", "metadata.json"))
+    (run / "metrics.json").write_text(json.dumps({**metrics, "parameters": None, "steps": None}))
+    (run / "metadata.json").write_text(json.dumps({**metadata, "summary": "lost: caf\udce9.csv"}))
+    assert r"lost: caf\udce9.csv" in write_report([run]).read_text()
+
+
+def test_a_page_cannot_use_the_network(tmp_path):
+    text = write_report([make_run(tmp_path / "run", Recipe.load("watch"))]).read_text()
+    policy = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:;"""
+    assert text.index(policy) < text.index("<style>")
+
+
 @pytest.mark.parametrize(
     "inner",
-    ["<script>1</script>", '<a href="https://example.org"/>', '<rect onclick="1"/>', '<image href="file:///a.png"/>'],
-)
+    ["<script>1</script>", '<a href="https://example.org"/>', '<rect onclick="1"/>', '<image href="file:///a.png"/>',
+     "<style>@import 'https://example.org';</style>", '<rect style="fill: URL(https://example.org/#a)"/>'],
+)  # fmt: skip
 def test_figures_with_scripts_or_outside_links_are_refused(tmp_path, inner):
     assert check_figure('<svg><image href="data:image/png;base64,"/></svg>', tmp_path)
     with pytest.raises(ValueError, match="must have figures without scripts"):

@@ -148,9 +148,10 @@ def test_damaged_files_are_found(tmp_path):
     image.unlink()
     with pytest.raises(ValueError, match=r"000001.png is missing"):
         check_canvases(folder, checksums=False)
-    (folder / "canvases.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"canvases.json is missing or damaged"):
-        check_canvases(folder)
+    for content in ("{}", "[]", '{"files": []}', '{"files": {"a": 3}}', "[" * 100_000):
+        (folder / "canvases.json").write_text(content)
+        with pytest.raises(ValueError, match=r"canvases.json is missing or damaged"):
+            check_canvases(folder)
 
 
 def test_the_background_can_be_a_class(cache):

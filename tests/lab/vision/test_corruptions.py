@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from muonssm.cli import main
 from muonssm.lab.vision import corruptions
 from muonssm.lab.vision.corruptions import CORRUPTIONS, SEVERITIES, corrupt, corrupt_folder, crop_center
-from muonssm.lab.vision.image_files import DamagedImageError, read_image
+from muonssm.lab.vision.image_files import read_image
 from muonssm.lab.vision.imagenet import find_imagenet_c
 
 from . import pictures
@@ -62,7 +63,7 @@ def source(tmp_path):
 
 def write(source, output, **changes):
     settings = {"corruptions": ("gaussian_noise", "fog"), "severities": (1, 5), "progress": False, **changes}
-    return corrupt_folder(source, output, **settings)
+    return corrupt_folder(source, output, **settings).new
 
 
 def test_a_folder_is_written_in_the_layout_of_imagenet_c(source, tmp_path):
@@ -138,10 +139,19 @@ def test_center_crop():
     assert crop_center(image[:, :50], 224).shape == (3, 224, 224)
 
 
-def test_an_unreadable_image_is_named(source, tmp_path):
+def test_unusable_files_are_listed_and_the_others_written(source, tmp_path, monkeypatch, capsys):
     (source / "dog" / "1.png").write_bytes(b"?")
-    with pytest.raises(DamagedImageError, match=r"dog/1.png cannot be read as an image"):
-        write(source, tmp_path / "out")
+    (source / "dog" / "notes\n.txt").write_text("?")
+    settings = {"corruptions": ("fog",), "severities": (1,), "progress": False}
+    result = corrupt_folder(source, tmp_path / "out", **settings)
+    assert result.new == 3
+    assert [path.removeprefix(f"{source}/") for path, _ in result.skipped] == ["dog/notes\n.txt", "dog/1.png"]
+    assert result.skipped[1][1].startswith("cannot be read as an image")
+    monkeypatch.setattr(corruptions, "corrupt_folder", lambda *arguments, **options: result)
+    assert main(["corrupt", str(source), str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "skipped 2 files" in out
+    assert r"dog/notes\n.txt: is not an image file" in out
 
 
 def test_invalid_arguments_raise(image, source, tmp_path):

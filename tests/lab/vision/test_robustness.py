@@ -168,6 +168,10 @@ def test_another_run_can_be_the_reference(whole, tmp_path):
     run.write("imagenet-c.json", {**asdict(scores), "mce": None, "missing": ["snow is missing"]})
     with pytest.raises(ValueError, match=r"--reference must be a run .* with 1 gaps"):
         reference_errors(run.path)
+    for wrong in ({}, {**asdict(scores), "errors": {"fog": {"1": "x"}}}, {**asdict(scores), "errors": {}}):
+        run.write("imagenet-c.json", wrong)
+        with pytest.raises(ValueError, match=r"imagenet-c\.json is damaged: (errors|mce).* must be"):
+            reference_errors(run.path)
     with pytest.raises(ValueError, match="--reference must be left out for imagenet-r"):
         evaluate_robustness("run", "imagenet-r", whole, reference=run.path)
 

@@ -141,6 +141,8 @@ def _gated_deltanet(b: Builder, layer: int, mixer: GatedDeltaNet, norm: nn.Modul
 
 
 def _momentum_deltanet(b: Builder, layer: int, mixer: MomentumDeltaNet, norm: nn.Module, h: Rows) -> None:
+    if mixer.gate_activation != "silu":
+        raise UnsupportedError(f"a mixer has gate_activation={mixer.gate_activation!r}")
     p = _project_in(b, mixer, norm, h)
     c, convolve = _convolve(b, mixer, p)
     step = _delta_sizes(mixer, steps.MOMENTUM_DELTA, mixer.num_value_heads)

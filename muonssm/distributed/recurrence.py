@@ -25,7 +25,7 @@ from torch import Tensor
 
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 from muonssm.ops.dtypes import compute_dtype, full_precision
-from muonssm.ops.launch import has_momentum
+from muonssm.ops.muon import has_momentum, is_residual
 
 from .layout import Layout
 from .states import check_first_order, final_states, gradient_of_final_states, segment_states
@@ -122,7 +122,7 @@ class MemoryPiece(Piece):
         impl: str,
     ) -> None:
         # The residual rule writes S_{t-1} k_t into M, so that M depends on the state before it for any gamma.
-        momentum = has_momentum(muon) or (muon.correction == "momentum" and eta != 0)
+        momentum = has_momentum(muon) or is_residual(muon, eta)
         super().__init__(muon, momentum, (q, k, v, log_alpha, beta), () if inject is None else (inject,))
         if muon.orthogonalize is not None:
             raise ValueError(f"muon.orthogonalize must be None inside context_parallel, got {muon.orthogonalize!r}")

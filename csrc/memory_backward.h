@@ -9,16 +9,17 @@
 //     dgamma_t = <dM, M_{t-1}>             dalpha_t = <dS, S_{t-1}> - e_t p_t.r_t,   de_t = -alpha_t p_t.r_t
 //     dS <- alpha_t (dS - e_t r_t k_t^T) + dy_{t-1} q_{t-1}^T,   dM <- gamma_t dM
 //
-// in one pass per step: r_{t-1} is summed while dS of step t - 1 is in registers. With a gate mu_t on M_t,
-// dM += mu_t dS and dmu_t = <dS, M_t>.
+// in one pass per step: r_{t-1} is summed while dS of step t - 1 is in registers. With a gate mu_t on M_t, dM += mu_t dS
+// and dmu_t = <dS, M_t>.
 //
 // In the residual rule, where u_t contains -alpha_t e_t p_t, r_t = du_t = dM k_t takes the place of dS k_t:
 //
 //     dk_t = dM^T u_t - alpha_t e_t S_{t-1}^T r_t,    dS <- alpha_t (dS - e_t r_t k_t^T) + dy_{t-1} q_{t-1}^T
 //
 // with the same dalpha and de. r_{t-1} is summed while dM of step t - 1, which contains mu_{t-1} dS, is in registers.
-// Sums over rows are sums over lanes, computed for W columns at a time. A task is one head of one sequence, so every
-// sum has a fixed order.
+//
+// Sums over rows are sums over lanes, computed for W columns at a time. A task is one head of one sequence, so every sum
+// has a fixed order.
 #pragma once
 #include "memory.h"
 

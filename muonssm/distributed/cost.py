@@ -2,7 +2,7 @@
 
 Bytes sent are those of all processes together. For context parallelism:
 
-    k   numbers of a state row: 2 m for [S M], m without momentum; 2 or 1 where the map is the same for a whole head
+    k   numbers of a state row: 2 m for [S M], m without momentum; 2 or 1 in the forms "scalar" and "diagonal"
     Z   numbers of a state, C of a map Z -> Z A + C
     A   numbers of its matrix
 """
@@ -24,7 +24,7 @@ class Memory:
 
     Attributes:
         heads, values, keys: H, d and m; for the selective scan 1, channels D and states N.
-        momentum: whether gamma is not the number 0.
+        momentum: whether M carries anything from step to step: gamma is not the number 0, or the rule is residual.
         form: `"matrix"` with a correction (eta 1), `"scalar"` without (Mamba-2), `"diagonal"` for the selective scan.
     """
 

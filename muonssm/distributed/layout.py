@@ -18,12 +18,12 @@ class Layout:
     """The segments of this process's piece, in order.
 
     Attributes:
+        length: steps of the piece.
         bounds: int64 `[segments + 1]`, of the segments within the piece; None if the batch is not packed.
         members: which of the packed sequences they belong to; None if the batch is not packed.
         total: number of packed sequences.
         carries_in: whether the first segment (of a batch, every row) continues on an earlier process.
         carries_out: whether the last one continues on a later process.
-        begins, ends: whether each segment begins, and ends, on this process; one value for all rows of a batch.
     """
 
     length: int

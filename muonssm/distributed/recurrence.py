@@ -25,7 +25,7 @@ from torch import Tensor
 
 from muonssm.ops import MemoryState, Muon, muon_memory, muon_selective_scan
 from muonssm.ops.dtypes import compute_dtype, full_precision
-from muonssm.ops.launch import has_momentum
+from muonssm.ops.muon import has_momentum, is_residual
 
 from .layout import Layout
 from .states import check_first_order, final_states, gradient_of_final_states, segment_states
@@ -45,7 +45,8 @@ class Piece(ABC):
     """A call of an operator on one process's piece.
 
     Attributes:
-        n, device, dtype: rows of the batch, where it is, the dtype of its states.
+        n, device, dtype: rows of the batch, where it is, the dtype of its states: that of the inputs, to which the
+            caller's states are cast.
         momentum: whether the map has a part for M; without momentum M neither enters a piece nor leaves it.
         inputs: the operator's tensors `[B, L, ...]`.
     """
@@ -121,7 +122,7 @@ class MemoryPiece(Piece):
         impl: str,
     ) -> None:
         # The residual rule writes S_{t-1} k_t into M, so that M depends on the state before it for any gamma.
-        momentum = has_momentum(muon) or (muon.correction == "momentum" and eta != 0)
+        momentum = has_momentum(muon) or is_residual(muon, eta)
         super().__init__(muon, momentum, (q, k, v, log_alpha, beta), () if inject is None else (inject,))
         if muon.orthogonalize is not None:
             raise ValueError(f"muon.orthogonalize must be None inside context_parallel, got {muon.orthogonalize!r}")
@@ -173,10 +174,8 @@ class MemoryPiece(Piece):
         units, L = 1 + self.momentum, v.shape[1]
         start = torch.eye(2, dtype=self.dtype, device=v.device)[:, :units]
         S, M = (row.expand(self.n, self.H, units)[..., None] for row in start)
-        one, none = (
-            q.new_ones(self.n, L, self.H, 1, dtype=self.dtype),
-            q.new_zeros(self.n, L, self.H, units, dtype=self.dtype),
-        )
+        one = q.new_ones(self.n, L, self.H, 1, dtype=self.dtype)
+        none = q.new_zeros(self.n, L, self.H, units, dtype=self.dtype)
         scalar = self._changed([one, torch.zeros_like(one), none, log_alpha, beta], 0, L)
         y, end = scalar.run(MemoryState(S, M), None)
         A = scalar.join(*end).unflatten(2, (units, 1)).squeeze(3)
@@ -312,7 +311,9 @@ def _outgoing(
         return Map(reset, nothing)
     if end is None:  # the last segment begins here; the piece has not run, as it waits for what enters its first one
         tail = piece.cut(layout.last_start, layout.length)
-        begin = None if state is None else MemoryState(*(x.detach()[layout.beginning][-1:] for x in state))
+        begin = None
+        if state is not None:
+            begin = MemoryState(*(x.detach()[layout.beginning][-1:].to(piece.dtype) for x in state))
         end = tail.run(begin, None)[1]
     last = (x.detach() if layout.bounds is None else x.detach()[-1:] for x in end)
     return Map(reset, piece.join(*last))

@@ -7,7 +7,7 @@ mu        = sigmoid(b) r^2 / (1 + r^2)
 alpha     = exp(-exp(A_log) softplus(a + dt_bias)) / (1 + r^2)
 M_t       = gamma_t M_{t-1} + eps_t (v_t - alpha_t S_{t-1} k_t) k_t^T
 S_t       = alpha_t S_{t-1} + mu_t M_t
-y         = out_proj(RMSNorm(S q) * silu(z))          one norm per head
+y         = out_proj(RMSNorm(S q) * silu(z))          one norm per head; sigmoid(z) in the authors' code
 
 r^2 / (1 + r^2) and 1 / (1 + r^2) are the squared sine and cosine of theta = atan(r): they bound mu and alpha, so that
 the two states cannot grow without limit.
@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muonssm.checks import check_int
+from muonssm.checks import check_choice, check_int
 from muonssm.ops import Muon, muon_memory
 from muonssm.ops.dtypes import compute_dtype
 from muonssm.ops.fused.norms import unit
@@ -42,6 +42,7 @@ from .sequences import Sequences
 from .state import MixerState
 
 LEAST_LOG_GAMMA = -2.0
+GATE_ACTIVATIONS = ("silu", "sigmoid")
 
 
 class MomentumDeltaNet(Mixer):
@@ -57,6 +58,8 @@ class MomentumDeltaNet(Mixer):
         head_v_dim: size of a value; by default twice the key's.
         num_value_heads: number of memories, a multiple of `num_heads` (the default). Neighbors share keys and queries.
         conv_size: length of the convolution's filters.
+        gate_activation: of the output gate z: `"silu"` as in flash-linear-attention 0.6.0, or `"sigmoid"` as in the
+            authors' code (HuuYuLong/MomentumDeltaNet). Otherwise both compute the same from the same parameters.
         muon, bidirectional: see `Mixer`.
         momentum: must be `"fixed"`; gamma is learned in any case.
     """
@@ -69,6 +72,7 @@ class MomentumDeltaNet(Mixer):
         head_v_dim: int | None = None,
         num_value_heads: int | None = None,
         conv_size: int = 4,
+        gate_activation: str = "silu",
         muon: Muon = Muon(),  # noqa: B008  a frozen value
         momentum: str = "fixed",
         bidirectional: bool = False,
@@ -83,6 +87,7 @@ class MomentumDeltaNet(Mixer):
         self.num_value_heads = check_int("num_value_heads", num_value_heads, 1)
         if num_value_heads % num_heads:
             raise ValueError(f"num_value_heads must be a multiple of num_heads = {num_heads}, got {num_value_heads}")
+        self.gate_activation = check_choice("gate_activation", gate_activation, GATE_ACTIVATIONS)
         keys, values = num_heads * self.head_k_dim, num_value_heads * self.head_v_dim
         self.qkv_widths = [keys, keys, values]
         self.gate_widths = [values, *[num_value_heads] * 4]  # z, a, b, m, e
@@ -139,7 +144,14 @@ class MomentumDeltaNet(Mixer):
 
         # Norm per head, output gate, output projection.
         gate = z.unflatten(2, (self.num_value_heads, self.head_v_dim))
-        return self.out_proj(self.norm(y, gate).flatten(2)), MixerState(conv, memory)
+        return self.out_proj(self._gated(y, gate).flatten(2)), MixerState(conv, memory)
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Compute RMSNorm(y) times the activation of the gate."""
+        if self.gate_activation == "silu":
+            return self.norm(y, gate)
+        dtype = compute_dtype(y)
+        return (self.norm(y, dtype=dtype) * torch.sigmoid(gate.to(dtype))).to(y.dtype)
 
     def _per_memory(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """Repeat a parameter per key head for the memories that share the head."""

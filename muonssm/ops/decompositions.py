@@ -21,7 +21,7 @@ from .causal_conv import shifts
 from .memory import _steps as memory_steps
 from .memory import reference as memory_reference
 from .memory.types import MemoryInputs
-from .muon import Muon
+from .muon import Muon, normalization_of
 from .selective import _steps as selective_steps
 from .selective import reference as selective_reference
 
@@ -113,16 +113,15 @@ def _selective(
 
 def _muon(write: list[float], correction: str) -> Muon:
     """Rebuild the rule from `launch.write_numbers`; gamma is an input of its own."""
-    ns_steps, beta_outside, tau_inside, tau_outside, delta = write
+    steps, beta_outside, tau_inside, tau_outside, delta = write
     return Muon(
         gamma=0.0,
         tau=tau_inside * tau_outside,  # one of them is 1
         delta=delta,
-        normalization={-1: None, 0: "frobenius"}.get(int(ns_steps), "newton_schulz"),
-        ns_steps=max(int(ns_steps), 1),
         tau_position="inside" if tau_outside == 1 else "outside",
         correction=correction,
         beta_position="outside" if beta_outside else "inside",
+        **normalization_of(int(steps)),
     )
 
 

@@ -20,7 +20,7 @@ from . import cpu_library
 from .decoding import is_decoding_step
 from .dtypes import gamma_tensor, saturate, widen
 from .memory.types import MemoryInputs
-from .muon import Muon
+from .muon import Muon, has_momentum, is_residual, steps_of
 from .tracing import assume_constant
 
 INPUT_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # `Input` of csrc/arguments.h
@@ -124,21 +124,16 @@ def sequence_offsets(B: int, L: int, cu_seqlens: Tensor | None) -> Tensor:
 
 def memory_settings(eta: float, muon: Muon, injected: bool) -> tuple[float, bool, bool, list[float]]:
     """Return eta, whether the correction goes into M, whether every step computes M, and the numbers of the write."""
-    residual = muon.correction == "momentum" and eta != 0
+    residual = is_residual(muon, eta)
     return float(eta), residual, has_momentum(muon) or residual or injected, write_numbers(muon)
-
-
-def has_momentum(muon: Muon) -> bool:
-    """Return False only where gamma is the number 0; the values of a gamma tensor are not looked at."""
-    return isinstance(muon.gamma, Tensor) or muon.gamma != 0
 
 
 def write_numbers(muon: Muon) -> list[float]:
     """Return the fields of `cpu_library.Write`: steps (-1 for no normalization), beta outside, tau inside, tau outside,
     delta."""
-    steps = {None: -1, "frobenius": 0}.get(muon.normalization, muon.ns_steps)
     inside, outside = (muon.tau, 1.0) if muon.tau_position == "inside" else (1.0, muon.tau)
-    return [float(steps), float(muon.beta_position == "outside"), float(inside), float(outside), float(muon.delta)]
+    outside_beta = float(muon.beta_position == "outside")
+    return [float(steps_of(muon)), outside_beta, float(inside), float(outside), float(muon.delta)]
 
 
 def write_struct(numbers: list[float]) -> cpu_library.Write:

@@ -117,6 +117,27 @@ class Muon:
         return hash(tuple(values))
 
 
+def has_momentum(muon: Muon) -> bool:
+    """Return False only where gamma is the number 0; the values of a gamma tensor are not looked at."""
+    return isinstance(muon.gamma, Tensor) or muon.gamma != 0
+
+
+def is_residual(muon: Muon, eta: float) -> bool:
+    """Return whether the recall is subtracted in the momentum; without a correction (eta 0) it is not."""
+    return muon.correction == "momentum" and eta != 0
+
+
+def steps_of(muon: Muon) -> int:
+    """Return the normalization as the kernels take it: Newton-Schulz steps, 0 for the norm alone, -1 for none."""
+    return {None: -1, "frobenius": 0}.get(muon.normalization, muon.ns_steps)
+
+
+def normalization_of(steps: int) -> dict[str, Any]:
+    """Return the fields of `Muon` for what `steps_of` returned."""
+    normalization = {-1: None, 0: "frobenius"}.get(steps, "newton_schulz")
+    return {"normalization": normalization, "ns_steps": max(steps, 1)}
+
+
 def _same(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a is b or (a.device == b.device and a.device.type != "meta" and torch.equal(a, b))

@@ -44,6 +44,10 @@ def cuts(length: int, size: int, kind: str) -> list[int]:
     """Bounds of the processes' pieces: even, ragged with pieces of one and two steps, or with an empty piece."""
     if kind == "even":
         return [length * i // size for i in range(size + 1)]
+    if kind == "first empty":
+        return [0, *cuts(length, size - 1, "even")]
+    if kind == "last empty":
+        return [*cuts(length, size - 1, "even"), length]
     half = length // 2
     inner = {"empty": [length // 3, length // 3, length - 5], "ragged": [half - 1, half, half + 2]}[kind]
     return [0, *inner[: size - 1], length]
@@ -133,6 +137,21 @@ def rules() -> int:
     return count
 
 
+def empty_pieces() -> int:
+    """A first or a last process without a step."""
+    cases = [
+        Case(muon=Muon(), inject=True, lengths=(9, 9)),
+        Case(muon=Muon.residual(), inject=True, lengths=(9, 9)),
+        Case(eta=0.0, muon=Muon.residual(), lengths=(9, 9)),
+        Case("selective", lengths=(9, 9)),
+        Case("longhorn", lengths=(9, 9), initial_state=False),
+    ]
+    for kind in ("first empty", "last empty"):
+        for case in cases:
+            compare(case, kind, torch.float64)
+    return 2 * len(cases)
+
+
 def implementations() -> int:
     """The other implementations, pieces that send nothing of their last states, and half precision."""
     count = 0
@@ -155,8 +174,10 @@ def implementations() -> int:
 def convolutions() -> int:
     """The short convolution, with pieces shorter than its filter, packed and not, with inputs from before."""
     rank, size, count = dist.get_rank(), dist.get_world_size(), 0
-    for number, kind in enumerate(("even", "ragged", "empty", "ragged", "even")):
-        packed, taps, channels = number >= 3, 1 + (number * 2 + 3) % 5, 6
+    calls = [("even", 4, False), ("ragged", 1, False), ("empty", 3, False), ("ragged", 5, True), ("even", 2, True)]
+    calls += [("first empty", 4, False), ("last empty", 3, False)]
+    for number, (kind, taps, packed) in enumerate(calls):
+        channels = 6
         torch.manual_seed(number)
         n = len(PACKED) if packed else 2
         L = sum(PACKED) if packed else 13
@@ -247,7 +268,8 @@ def traffic() -> int:
     size, count = dist.get_world_size(), 0
     heads, d, m, batch, number = 3, 12, 10, 2, 4
     for operator, eta in (("memory", 1.0), ("memory", 0.0), ("selective", 0.0)):
-        for muon in (Muon(), Muon.off()):
+        for muon in (Muon(), Muon.off(), Muon.residual(gamma=0.0)):
+            residual = muon.correction == "momentum" and operator == "memory" and eta != 0
             cases = [
                 Case(operator, (L,) * batch, eta=eta, muon=muon, gamma="float", heads=heads, d=d, m=m) for L in (20, 90)
             ]
@@ -255,7 +277,8 @@ def traffic() -> int:
                 for learns in (False, True):
                     first, second = (sent(case, states, learns) for case in cases)
                     memory = cost.Memory(
-                        heads=heads if operator == "memory" else 1, values=d, keys=m, momentum=muon.gamma != 0,
+                        heads=heads if operator == "memory" else 1, values=d, keys=m,
+                        momentum=muon.gamma != 0 or residual,
                         form="diagonal" if operator == "selective" else "matrix" if eta else "scalar",
                     )  # fmt: skip
                     wanted = cost.memory_bytes(memory, size, batch, number, last=states == "last", backward=learns)
@@ -314,7 +337,7 @@ def errors() -> int:
 
 
 def odd_calls() -> int:
-    """Gradients of a state or a tail alone, bounds changed in place, nested contexts, gradients of gradients."""
+    """Gradients of a state or tail alone or of gradients, states of other dtypes, bounds changed in place, nesting."""
     rank, size = dist.get_rank(), dist.get_world_size()
     alone, _ = dist.new_subgroups(1)
     inputs = make_inputs(Case(lengths=(12,), gamma="float"))
@@ -336,6 +359,17 @@ def odd_calls() -> int:
         for g, w in zip(found, wanted, strict=True):
             assert difference(g, w) < 1e-10 if rank == 0 else not g.any(), (name, rank)
 
+    own = slice(*cuts(12, size, "even")[rank : rank + 2])
+    narrow, start = [t[:, own].float() for t in tensors], torch.ones(2, 2, 2, 7, 5)
+    with context_parallel():  # a state of another dtype than the inputs
+        results = [
+            call_memory(narrow, cu_seqlens=torch.tensor([0, 7, 12]), state=MemoryState(*start.to(dtype)))
+            for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        ]
+    for y, end in results[1:]:
+        assert torch.equal(y, results[0][0])
+        assert torch.equal(end.S, results[0][1].S)
+
     bounds = torch.tensor([0, 3, 12])
     tensors = [t[:, pieces] for t in tensors]
     with context_parallel() as outer:
@@ -356,7 +390,7 @@ def odd_calls() -> int:
     for leaf, y in once:
         with pytest.raises(ValueError, match="create_graph must be False"):
             torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
-    return 2 + 2 + 2
+    return 2 + 2 + 2 + 2
 
 
 def call_memory(inputs: Sequence[Any], **settings: Any) -> tuple[Tensor, MemoryState]:

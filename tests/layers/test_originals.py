@@ -143,8 +143,11 @@ def fla_weights(gated, heads=3, key=10, value=14):
     return weights | ({"A_log": inputs(heads, seed=30), "dt_bias": inputs(heads, seed=31)} if gated else {})
 
 
-def momentum_deltanet_layer(weights, x, heads, memories):
-    """Compute flash-linear-attention's MomentumDeltaNet by its formulas, one step at a time, in its own signs."""
+def momentum_deltanet_layer(weights, x, heads, memories, activation):
+    """Compute flash-linear-attention's MomentumDeltaNet by its formulas, one step at a time, in its own signs.
+
+    The authors' own code differs in the activation of the output gate alone: a sigmoid in place of silu.
+    """
 
     def project(name):
         return F.linear(x, weights[f"{name}_proj.weight"])
@@ -179,12 +182,13 @@ def momentum_deltanet_layer(weights, x, heads, memories):
         outputs.append((q[:, t, :, None, :] * k.shape[-1] ** -0.5 @ S).squeeze(2))
     o = torch.stack(outputs, dim=1)
     o = o * (o.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weights["o_norm.weight"]
-    o = o * F.silu(project("g").unflatten(2, (memories, -1)))
+    o = o * activation(project("g").unflatten(2, (memories, -1)))
     return F.linear(o.flatten(2), weights["o_proj.weight"])
 
 
 @pytest.mark.parametrize("memories", [3, 6])
-def test_momentum_deltanet_equals_flash_linear_attention_with_its_names(memories):
+@pytest.mark.parametrize(("name", "activation"), [("silu", F.silu), ("sigmoid", torch.sigmoid)], ids=["fla", "authors"])
+def test_momentum_deltanet_equals_flash_linear_attention_with_its_names(name, activation, memories):
     heads, key, value = 3, 10, 14
     shapes = dict.fromkeys(("q_proj", "k_proj"), (heads * key, HIDDEN))
     shapes |= dict.fromkeys(("v_proj", "g_proj"), (memories * value, HIDDEN))
@@ -194,7 +198,7 @@ def test_momentum_deltanet_equals_flash_linear_attention_with_its_names(memories
     weights = {
         f"{name}.weight": inputs(*shape, seed=i) * shape[-1] ** -0.5 for i, (name, shape) in enumerate(shapes.items())
     }
-    names = {
+    counts = {
         "A_log": heads,
         "Mu_log": heads,
         "log_factor": heads,
@@ -202,13 +206,13 @@ def test_momentum_deltanet_equals_flash_linear_attention_with_its_names(memories
         "dt_bias": memories,
         "mu_bias": memories,
     }
-    weights |= {name: inputs(count, seed=40 + i) for i, (name, count) in enumerate(names.items())}
+    weights |= {each: inputs(count, seed=40 + i) for i, (each, count) in enumerate(counts.items())}
     x = inputs(2, 37, HIDDEN)
     mixer = MomentumDeltaNet(
-        HIDDEN, num_heads=heads, head_k_dim=key, head_v_dim=value, num_value_heads=memories, muon=Muon.off()
-    )
+        HIDDEN, heads, key, value, num_value_heads=memories, gate_activation=name, muon=Muon.off()
+    )  # fmt: skip
     load_weights(mixer, weights, "fla")
-    assert_close(mixer(x)[0], momentum_deltanet_layer(weights, x, heads, memories), 1e-5)
+    assert_close(mixer(x)[0], momentum_deltanet_layer(weights, x, heads, memories, activation), 1e-5)
     back = export_weights(mixer, "fla")
     assert back.keys() == weights.keys()
     assert all(torch.equal(back[name], weights[name]) for name in weights)

@@ -47,6 +47,7 @@ DIMS = {
     "longhorn": ("longhorn", {"d_state": 6, "head_dim": 12}),
     "longhorn, diagonal": ("longhorn", {"d_state": 6, "form": "diagonal"}),
     "momentum_deltanet": ("momentum_deltanet", {"num_heads": 2, "num_value_heads": 4}),
+    "momentum_deltanet, sigmoid": ("momentum_deltanet", {"num_heads": 2, "gate_activation": "sigmoid"}),
 }
 RULES = {
     "plain": (Muon.off(), {}),

@@ -317,6 +317,8 @@ def test_what_it_does_not_cover_goes_the_ordinary_way_and_says_so(caplog):
         block.mixer.impl = "reference"
     assert "reference" in reference.why_not_native()
     assert "bfloat16" in build().to(torch.bfloat16).why_not_native()
+    sigmoid = build("momentum_deltanet", mixer={"num_heads": 2, "gate_activation": "sigmoid"})
+    assert "gate_activation='sigmoid'" in sigmoid.why_not_native()
 
 
 def test_threads_of_python_share_a_model():

@@ -14,6 +14,7 @@ from torch import nn
 from muonssm.ops import decode_steps as steps
 from muonssm.ops.decode_steps import FIXED_GAMMA, HEAD_GAMMA, LONGEST_FILTER, STEP_GAMMA
 from muonssm.ops.launch import write_numbers, write_struct
+from muonssm.ops.muon import is_residual
 
 from ..deltanet import DeltaNet
 from ..gated_deltanet import GatedDeltaNet
@@ -95,9 +96,7 @@ def _matrix_memory(
     """Append the memory with these queries, keys and values; `step` has its sizes and its gates. Return y."""
     y = b.buffer("outputs", step.heads * step.d)
     (step.q, step.q_step), (step.k, step.k_step), (step.v, step.v_step), (step.y, step.y_step) = q, k, v, y
-    step.eta, step.residual = eta, int(eta != 0 and mixer.muon.correction == "momentum")
-    if isinstance(mixer, MomentumDeltaNet):
-        step.residual = 1
+    step.eta, step.residual = eta, int(isinstance(mixer, MomentumDeltaNet) or is_residual(mixer.muon, eta))
     b.need_scratch(2 * (step.m + 64))
     b.add(steps.REMEMBER, step)
     channels, _, K = mixer.conv1d.weight.shape
@@ -141,6 +140,8 @@ def _gated_deltanet(b: Builder, layer: int, mixer: GatedDeltaNet, norm: nn.Modul
 
 
 def _momentum_deltanet(b: Builder, layer: int, mixer: MomentumDeltaNet, norm: nn.Module, h: Rows) -> None:
+    if mixer.gate_activation != "silu":
+        raise UnsupportedError(f"a mixer has gate_activation={mixer.gate_activation!r}")
     p = _project_in(b, mixer, norm, h)
     c, convolve = _convolve(b, mixer, p)
     step = _delta_sizes(mixer, steps.MOMENTUM_DELTA, mixer.num_value_heads)

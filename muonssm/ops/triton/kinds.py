@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..muon import Muon
+from ..muon import Muon, has_momentum, is_residual, steps_of
 
 LARGEST_CHECKED = 1024  # channels of the selective scan; further ones are further programs of the same kernel
 
@@ -41,8 +41,8 @@ class Kind(NamedTuple):
 def memory_kind(vectors: Sequence[Tensor], eta: float, muon: Muon, injects: bool) -> Kind:
     """Describe a call of `muon_memory` with q, k and v."""
     q, _, v = vectors
-    residual = muon.correction == "momentum" and eta != 0
-    return Kind("memory", _dtype(vectors), v.shape[3], q.shape[3], eta != 0, injects, residual, *_rule(muon))
+    d, m, residual = v.shape[3], q.shape[3], is_residual(muon, eta)
+    return Kind("memory", _dtype(vectors), d, m, eta != 0, injects, residual, *_rule(muon))
 
 
 def selective_kind(vectors: Sequence[Tensor], longhorn: bool, muon: Muon) -> Kind:
@@ -57,6 +57,4 @@ def _dtype(vectors: Sequence[Tensor]) -> torch.dtype:
 
 
 def _rule(muon: Muon) -> tuple[bool, int, bool]:
-    momentum = isinstance(muon.gamma, Tensor) or muon.gamma != 0
-    steps = {None: -1, "frobenius": 0}.get(muon.normalization, muon.ns_steps)
-    return momentum, steps, muon.beta_position == "outside"
+    return has_momentum(muon), steps_of(muon), muon.beta_position == "outside"

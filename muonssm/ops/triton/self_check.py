@@ -25,7 +25,7 @@ from torch import Tensor
 
 from muonssm.version import __version__
 
-from ..muon import Muon
+from ..muon import Muon, normalization_of
 from ..state import MemoryState
 from ..tracing import assume_constant
 from . import config, support
@@ -56,10 +56,9 @@ def rule_of(kind: Kind) -> Muon:
     """Return a rule that runs the same kernels."""
     return Muon(
         gamma=0.7 if kind.momentum else 0.0,
-        normalization={-1: None, 0: "frobenius"}.get(kind.steps, "newton_schulz"),
-        ns_steps=max(kind.steps, 1),
         correction="momentum" if kind.residual else "memory",
         beta_position="outside" if kind.beta_outside else "inside",
+        **normalization_of(kind.steps),
     )
 
 
@@ -79,9 +78,8 @@ def spills(kind: Kind, architecture: str) -> str | None:
 def distrusted(device: torch.device, one_step: bool, *fields: Any) -> str | None:
     """Return why `auto` must not take the Triton kernels for a call, whose `Kind` has these fields; None if it can."""
     kind = Kind(*fields)
-    reason = (
-        None if one_step else spills(kind, support.architecture(device))
-    )  # the kernel of a single step spills nothing
+    # The kernel of a single step spills nothing.
+    reason = None if one_step else spills(kind, support.architecture(device))
     return finding(kind, device) if reason is None else reason
 
 

@@ -29,6 +29,7 @@ from muonssm.models.language import (
     MuonSSMForTokenClassification,
 )
 from muonssm.models.language.cache import MuonSSMStaticCache
+from muonssm.ops import decompositions
 
 from .test_language import HYBRID, MUON_HYBRID, VOCABULARY, build, combinations, each_layout, tokens
 
@@ -572,6 +573,8 @@ def test_onnx_equals_torch(backbone, changes, with_mask, monkeypatch):
     A model still compiles after an export.
     """
     monkeypatch.setenv("CI", "true")  # Inductor refuses operators that have a decomposition there
+    if backbone == "longhorn":  # as with a torch whose exporter has no loops
+        monkeypatch.setattr(decompositions, "_exports_scan", lambda: False)
     from onnx.reference import ReferenceEvaluator
 
     model, ids = build(backbone, num_hidden_layers=2, **changes), tokens(2, 5)
@@ -592,19 +595,15 @@ def test_onnx_equals_torch(backbone, changes, with_mask, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("backbone", "changes"), [("mamba", {}), ("gated_deltanet", HYBRID)])
 def test_onnx_keeps_loops_and_serves_any_length(backbone, changes):
-    """The recurrence is one loop in the program, whose size does not depend on the length of the example."""
+    """The recurrence is one loop in the program, whatever the length of the example."""
     from onnx.reference import ReferenceEvaluator
 
-    model, sizes = build(backbone, num_hidden_layers=2, **changes), []
+    model, ids = build(backbone, num_hidden_layers=2, **changes), tokens(2, 5)
     rows, steps = torch.export.Dim("rows", min=2, max=64), torch.export.Dim("steps", min=2, max=512)
     shapes = {"input_ids": {0: rows, 1: steps}, "attention_mask": {0: rows, 1: steps}, "use_cache": None}
-    for length in (5, 11):
-        ids = tokens(2, length)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-        with torch.no_grad():
-            program = torch.onnx.export(model, (), kwargs=inputs, dynamic_shapes=shapes, dynamo=True, verbose=False)
-        sizes.append(len(program.model_proto.graph.node))
-    assert sizes[0] == sizes[1]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    with torch.no_grad():
+        program = torch.onnx.export(model, (), kwargs=inputs, dynamic_shapes=shapes, dynamo=True, verbose=False)
     loops = [node for node in program.model_proto.graph.node if node.op_type == "Scan"]
     assert len(loops) == model.config.layer_types.count("linear_attention")
     longer, mask = tokens(3, 23, seed=3), torch.ones(3, 23, dtype=torch.long)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from muonssm.checks import check_int
 from muonssm.ops.causal_conv import Convolved, causal_convolution
 from muonssm.ops.dtypes import compute_dtype
+from muonssm.ops.fused.cross_entropy import linear_cross_entropy
 from muonssm.ops.fused.norms import rms_norm
 from muonssm.ops.fused.support import SMALL
 
@@ -49,6 +50,19 @@ class GateProjection(nn.Linear):
         return F.linear(x, weight).to(dtype) + bias.to(dtype)
 
 
+class LogitsProjection(nn.Linear):
+    """W h, the logits of a language model; or, of labels, the loss, without the logits of all tokens.
+
+    The loss is computed inside of the call, so that what a call does around it (FSDP2 gathers the weight) holds for it.
+    """
+
+    def forward(self, h: Tensor, labels: Tensor | None = None, ignore_index: int = -100) -> Tensor:
+        """Return the logits `[..., V]` of h `[..., D]`, or the summed cross-entropy of labels `[tokens]`."""
+        if labels is None:
+            return super().forward(h)
+        return linear_cross_entropy(h.reshape(-1, h.shape[-1]), self.weight, labels, ignore_index)
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32.
 
@@ -69,6 +83,9 @@ class RMSNorm(nn.Module):
     def extra_repr(self) -> str:
         """Describe the module for `print(mixer)`."""
         return f"{self.weight.shape[0]}, eps={self.eps:g}"
+
+
+PLAIN_LINEAR = (nn.Linear, GateProjection, LogitsProjection)
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -115,4 +132,11 @@ def has_no_hooks(module: nn.Module) -> bool:
 
 def is_plain_linear(layer: nn.Module) -> bool:
     """Whether the layer computes W x + b and nothing else: no adapter (LoRA), no quantization, no hook."""
-    return type(layer) in (nn.Linear, GateProjection) and has_no_hooks(layer)
+    return type(layer) in PLAIN_LINEAR and has_no_hooks(layer)
+
+
+def is_sharded_projection(layer: nn.Module) -> bool:
+    """Whether the layer is a `LogitsProjection` whose weight FSDP2 gathers around each call, without other hooks."""
+    hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]
+    own = isinstance(layer, LogitsProjection) and "forward" not in layer.__dict__
+    return own and all(getattr(hook, "__module__", "").startswith("torch.distributed.fsdp.") for hook in hooks)

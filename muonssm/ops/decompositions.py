@@ -1,9 +1,10 @@
 """The C++ kernels' operators in torch's own operations, which torch's ONNX exporter puts in their place.
 
-The recurrences are loops over time steps, so the exported length is fixed, and the program grows with it: export small
-models, or short pieces that are continued with a cache.
+The recurrences become torch's `scan`, one loop in the program (ONNX: the operator Scan): its size does not depend on
+the length, and the length can stay open. Where torch cannot export a scan, the program has a copy of the step per time
+step, so that the length is fixed.
 
-steps     per-step inputs of `reference.run`, `[B, L, ...]`
+steps     per-step inputs of the recurrence, `[B, L, ...]`; in the functions of one step `[B, ...]`
 S, M      `[N, ...]`, one state per sequence
 offsets   `[N + 1]`, bounds of the sequences in the flattened batch
 """
@@ -19,13 +20,12 @@ from torch import Tensor
 
 from .causal_conv import shifts
 from .memory import _steps as memory_steps
-from .memory import reference as memory_reference
-from .memory.types import MemoryInputs
+from .memory.types import MemoryInputs, MemorySteps
 from .muon import Muon, normalization_of
 from .selective import _steps as selective_steps
-from .selective import reference as selective_reference
+from .selective.types import SelectiveSteps, retention
 
-Run = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Step = Callable[..., tuple[Tensor, Tensor, Tensor]]  # y, S and M, of the inputs of one step, S, M and constants
 
 
 def offer(exporting: bool) -> None:
@@ -86,7 +86,7 @@ def _memory(
     given = MemoryInputs(q, k, v, log_alpha, beta, inject[0] if inject else None)
     steps = memory_steps(given, eta, muon, beta.dtype)._replace(gamma=gamma)
     shape = (offsets.shape[0] - 1, v.shape[2], v.shape[3], q.shape[3])
-    y, S, M = _run(memory_reference.run, steps, S0, M0, offsets, shape)
+    y, S, M = _run(_memory_step, steps, S0, M0, offsets, shape)
     return y.to(v.dtype), S, M, beta.new_zeros(0), beta.new_zeros(0)
 
 
@@ -104,10 +104,8 @@ def _selective(
     x, dt, B, C, gamma = inputs
     steps = selective_steps((x, dt, B, C), _muon(write, "memory"), gamma.dtype)._replace(gamma=gamma)
 
-    def run(steps: Any, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return selective_reference.run(steps, A, S, M)
-
-    y, S, M = _run(run, steps, S0, M0, offsets, (offsets.shape[0] - 1, x.shape[2], B.shape[2]))
+    shape = (offsets.shape[0] - 1, x.shape[2], B.shape[2])
+    y, S, M = _run(_selective_step, steps, S0, M0, offsets, shape, () if A is None else (A,))
     return y.to(x.dtype), S, M, gamma.new_zeros(0), gamma.new_zeros(0)
 
 
@@ -125,21 +123,92 @@ def _muon(write: list[float], correction: str) -> Muon:
     )
 
 
+# The steps of `memory.reference` and `selective.reference` in broadcasts alone: a size that is left open must not be a
+# number in the graph of a loop.
+
+
+def _memory_step(x: MemorySteps, S: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    k, u = x.k[..., None, :], x.u[..., None]
+    alpha, gamma, mu = (gate[..., None, None] for gate in (x.log_alpha.exp(), x.gamma, x.mu))
+    if x.residual is not None:
+        u = u - alpha * x.residual[..., None, None] * (S * k).sum(-1, keepdim=True)
+    M = gamma * M + u * k
+    if x.erase is not None:
+        S = S - x.erase[..., None, None] * (S * k).sum(-1, keepdim=True) * k
+    S = alpha * S + mu * M
+    return (S * x.q[..., None, :]).sum(-1), S, M
+
+
+def _selective_step(x: SelectiveSteps, S: Tensor, M: Tensor, A: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    M = x.gamma[..., None] * M + x.u[..., None] * x.B[..., None, :]
+    S = retention(x.dt, A, x.B) * S + x.mu[..., None] * M
+    return (S * x.C[..., None, :]).sum(-1), S, M
+
+
 def _run(
-    run: Run, steps: Any, S: Tensor | None, M: Tensor | None, offsets: Tensor, shape: tuple[int, ...]
+    step: Step,
+    steps: Any,
+    S: Tensor | None,
+    M: Tensor | None,
+    offsets: Tensor,
+    shape: tuple[int, ...],
+    constants: tuple[Tensor, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a batch, or packed sequences step by step: each step reads and writes the state of its sequence."""
+    """Run a batch, or packed sequences: each step reads and writes the state of its sequence."""
     S, M = (steps.u.new_zeros(shape) if state is None else state for state in (S, M))
-    if shape[0] == steps.u.shape[0]:
-        return run(steps, S, M)
+    L, packed = steps.u.shape[1], shape[0] != steps.u.shape[0]
+    given = {name: x for name, x in steps._asdict().items() if x is not None}
+    none = dict.fromkeys(steps._fields)
+
+    def one_step(S: Tensor, M: Tensor, here: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        one = type(steps)(**none | dict(zip(given, tensors[: len(given)], strict=True)))
+        constants = tensors[len(given) :]
+        if not packed:
+            y, S, M = step(one, S, M, *constants)
+            return S, M, y
+        here = here.view(-1, *(1,) * (S.ndim - 1))
+        own = (torch.where(here, state, torch.zeros_like(state)).sum(0, keepdim=True) for state in (S, M))
+        y, S_next, M_next = step(one, *own, *constants)
+        return torch.where(here, S_next, S), torch.where(here, M_next, M), y
+
+    t = torch.arange(L, device=offsets.device)[:, None]
+    here = (offsets[:-1] <= t) & (t < offsets[1:])  # [L, N], which sequence a step belongs to
+    along = [x.expand(x.shape[0], L, *x.shape[2:]).transpose(0, 1).contiguous() for x in given.values()]
+    if L == 1:
+        S, M, y = one_step(S, M, here[0], *(x[0] for x in along), *constants)
+        return y[:, None], S, M
+    S, M, y = _over_time(one_step, S, M, (here, *along), constants)
+    return y.transpose(0, 1), S, M
+
+
+def _over_time(
+    step: Callable[..., Any], S: Tensor, M: Tensor, inputs: tuple[Tensor, ...], constants: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Return the last S and M and all y `[L, ...]` of S, M, y = step(S, M, *inputs_t, *constants); inputs `[L, ...]`.
+
+    The step must not refer to other tensors: it becomes a graph of its own.
+    """
+    if _exports_scan():
+        from torch._higher_order_ops.scan import scan_op
+
+        # Without gradients: torch would save sizes that are left open for a backward pass, and fail.
+        start, along, kept = ([x.detach() for x in given] for given in ((S, M), inputs, constants))
+        return scan_op(step, [x.clone() for x in start], along, tuple(kept))
     outputs = []
-    for t in range(steps.u.shape[1]):
-        one = type(steps)(*(x if x is None or x.shape[1] == 1 else x[:, t : t + 1] for x in steps))
-        here = ((offsets[:-1] <= t) & (t < offsets[1:])).view(-1, *(1,) * (len(shape) - 1))
-        y, S_next, M_next = run(one, *((state * here).sum(0, keepdim=True) for state in (S, M)))
-        S, M = torch.where(here, S_next, S), torch.where(here, M_next, M)
+    for t in range(inputs[0].shape[0]):
+        S, M, y = step(S, M, *(x[t] for x in inputs), *constants)
         outputs.append(y)
-    return torch.cat(outputs, dim=1), S, M
+    return S, M, torch.stack(outputs)
+
+
+@functools.cache
+def _exports_scan() -> bool:
+    """Whether torch's ONNX exporter translates `scan`; older ones do not."""
+    try:
+        from torch.onnx._internal.exporter._torchlib.ops import hop
+    except ImportError:
+        return False
+    return hasattr(hop, "higher_order_scan")
 
 
 def _convolution(tensors: list[Tensor], offsets: Tensor, silu: bool) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from muonssm.layers.modules import GateProjection
+from muonssm.layers.modules import PLAIN_LINEAR
 from muonssm.ops import cpu_library
 from muonssm.ops import decode_steps as steps
 from muonssm.ops.decode_steps import MOST_ROWS, Matrix
@@ -189,7 +189,7 @@ class Builder:
 
     def linear(self, layer: nn.Module) -> Matrix:
         """Return the weight and bias of a linear layer."""
-        if type(layer) not in (nn.Linear, GateProjection):
+        if type(layer) not in PLAIN_LINEAR:
             raise UnsupportedError(f"a projection is a {type(layer).__name__} (an adapter or another replacement)")
         return self.matrix(layer.weight, layer.bias)  # type: ignore[arg-type]
 

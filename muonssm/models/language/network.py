@@ -36,7 +36,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from muonssm.layers import Mixer, build_mixer
-from muonssm.layers.modules import RMSNorm
+from muonssm.layers.modules import LogitsProjection, RMSNorm
 
 from ..remote_code import RemoteModel
 from .cache import MuonSSMCache, TokenCount, count_tokens, read_state, write_state
@@ -285,7 +285,7 @@ class MuonSSMForCausalLM(LanguageDecoding, MuonSSMPreTrainedModel, GenerationMix
     def __init__(self, config: MuonSSMConfig) -> None:
         super().__init__(config)
         self.model = MuonSSMModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = LogitsProjection(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

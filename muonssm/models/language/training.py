@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers.activations import ACT2FN
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from muonssm.layers.modules import has_no_hooks, is_plain_linear
+from muonssm.layers.modules import LogitsProjection, has_no_hooks, is_plain_linear, is_sharded_projection
 from muonssm.ops.fused.cross_entropy import linear_cross_entropy
 from muonssm.ops.fused.swiglu import swiglu
 from muonssm.ops.launch import is_eager
@@ -40,14 +40,18 @@ def causal_lm_loss(
     if shift_labels is None:
         shift_labels = pad(labels, (0, 1), value=ignore_index)[..., 1:]  # type: ignore[arg-type]
     flat = shift_labels.reshape(-1).to(h.device)
-    total = linear_cross_entropy(h.reshape(-1, h.shape[-1]), head.weight, flat, ignore_index)  # type: ignore[arg-type]
+    if isinstance(head, LogitsProjection):
+        total = head(h, flat, ignore_index)
+    else:  # another head that was put in its place, as for a resized vocabulary
+        total = linear_cross_entropy(h.reshape(-1, h.shape[-1]), head.weight, flat, ignore_index)  # type: ignore[arg-type]
     count = (flat != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     return total / (count.to(h.device) if isinstance(count, Tensor) else count)
 
 
 def can_fuse_loss(h: Tensor, head: nn.Module, loss_function: Any) -> bool:
     """Whether `causal_lm_loss` computes what the model's own head and loss function do."""
-    return loss_function is ForCausalLMLoss and is_plain_linear(head) and head.bias is None and is_eager(h)
+    linear = is_plain_linear(head) or is_sharded_projection(head)
+    return loss_function is ForCausalLMLoss and linear and head.bias is None and is_eager(h)
 
 
 def matmul_dtype(h: Tensor) -> torch.dtype | None:

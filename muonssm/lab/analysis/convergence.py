@@ -99,7 +99,8 @@ def _compare(result: Result, curves: PerRun[list[tuple[float, float]]], variant:
         f"{verdict(ratio, 1.0)}."
     )
     named = {f"seed{seed}-fold{fold}": steps._asdict() for (seed, fold), steps in pairs.items()}
-    result.data[variant] = {"ratio": asdict(ratio), "pairs": named}
+    result.data[f"plain over {variant}, steps"] = asdict(ratio)  # at the top, where a study's page looks for intervals
+    result.data[f"steps of each pair, {variant}"] = named
     plain_label = "plain" if len(curves.variants) == 2 else f"plain, paired with {variant}"
     return [
         [plain_label, format_spread([steps.plain for steps in pairs.values()], "{:.0f}")],

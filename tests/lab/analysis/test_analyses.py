@@ -225,7 +225,7 @@ def test_analyses_compare_every_variant_with_plain(tmp_path, changes, monkeypatc
         content = json.loads((tmp_path / "run" / "analysis" / f"{analysis}.json").read_text())
         assert all(name in json.dumps(content["data"]) for name in names)
     convergence = json.loads((tmp_path / "run" / "analysis" / "convergence.json").read_text())
-    assert convergence["data"]["doubled"]["ratio"]["pairs"] == 2
+    assert convergence["data"]["plain over doubled, steps"]["pairs"] == 2
     assert [row[0] for row in convergence["tables"][0]["rows"]] == [
         "plain, paired with residual-per-head", "residual-per-head", "plain over residual-per-head",
         "plain, paired with doubled", "doubled", "plain over doubled",
@@ -242,9 +242,9 @@ def test_runs_without_a_validation_loss_converge_by_their_score(tmp_path):
             (folder / "history.json").write_text(json.dumps(rows))
     result = analyze_convergence(Experiment.read(tmp_path / "run"))
     assert result.title == "Steps to the same validation accuracy"
-    pairs = result.data["paper"]["pairs"].values()
+    pairs = result.data["steps of each pair, paper"].values()
     assert all(pair == {"target": 10, "plain": 30, "other": 15} for pair in pairs)
-    assert result.data["paper"]["ratio"]["mean"] == pytest.approx(2.0)
+    assert result.data["plain over paper, steps"]["mean"] == pytest.approx(2.0)
     counts = len(pairs)
     assert [row[1] for row in result.tables[1]["rows"]] == [f"{n} of {counts}" for n in (counts, counts, 0)]
     assert result.data["steps to 90%, paper"] == [15.0] * counts

@@ -153,7 +153,7 @@ def test_a_study_trains_compares_analyzes_and_resumes(tmp_path, changes, capsys)
     path = tmp_path / "own.toml"
     path.write_text(
         'title = "Which <rule>?"\nrecipes = ["folder"]\nbackbones = ["mamba", "longhorn"]\n'
-        'variants = ["plain", "paper"]\nseeds = 2\nanalyses = ["spectrum"]\n'
+        'variants = ["plain", "paper"]\nseeds = 2\nanalyses = ["spectrum", "convergence"]\n'
     )
     command = ["study", str(path), "--output", str(tmp_path / "out")]
     for change in [*changes, "training.epochs=1"]:
@@ -166,6 +166,7 @@ def test_a_study_trains_compares_analyzes_and_resumes(tmp_path, changes, capsys)
     assert "Which &lt;rule&gt;?" in page
     assert 'href="folder-mamba/report.html"' in page
     assert "plain over paper, layer 1" in page
+    assert "plain over paper, steps" in page
     metrics = tmp_path / "out/folder-mamba/paper-seed1-fold0/metrics.json"
     before = metrics.stat().st_mtime_ns
     assert main(command) == 2

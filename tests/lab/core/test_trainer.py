@@ -130,7 +130,7 @@ def test_a_diverged_run_is_told_and_files_stay_json(tmp_path, changes):
     from muonssm.lab.core.compare import compare, table
     from muonssm.lab.report.report import write_report
 
-    recipe = Recipe.load("folder", [*changes, "training.epochs=2", "training.learning_rate=1e30"])
+    recipe = Recipe.load("folder", [*changes, "training.epochs=2", "training.learning_rate=1e6"])
     result = compare(recipe, tmp_path / "run")
     assert "1 of 1 runs of muon diverged" in table(result)
     assert "NaN" not in (tmp_path / "run" / "comparison.json").read_text()

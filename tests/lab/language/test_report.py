@@ -19,10 +19,16 @@ CELL = {"variant": "pk", "length": 2048, "samples": 10, "score": 100.0, "depths"
 NEEDLES = {"settings": {"samples": 10, "answer_tokens": 32, "seed": 0}, "cells": [CELL]}
 
 
+def checked(content, check):
+    check(content)
+    return content
+
+
 def experiment(files, backbone="mamba"):
     """An experiment with one run and these result files."""
     return SimpleNamespace(
-        read_all=lambda name: {"muon": files[name]} if name in files else {},
+        read_all=lambda name, check: {"muon": checked(files[name], check)} if name in files else {},
+        has_any=lambda name: name in files,
         task=SimpleNamespace(model=SimpleNamespace(backbone=backbone)),
         trained_runs=["run"],
         folder=lambda run: SimpleNamespace(path=Path("runs/mine")),

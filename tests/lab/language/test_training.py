@@ -70,18 +70,6 @@ def alone(tmp_path_factory, changes):
     return output, train(Recipe.load("language-demo", changes), output)
 
 
-@pytest.fixture(scope="module")
-def alone_without_fused_loss(tmp_path_factory, changes):
-    """The same run with the loss that FSDP2 takes: it shards the head, which the fused loss does not serve.
-
-    Both losses have the same gradients up to rounding (tests/ops/test_fused.py), which Adam's first steps magnify.
-    """
-    output = tmp_path_factory.mktemp("runs") / "alone"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("muonssm.models.language.network.can_fuse_loss", lambda *arguments: False)
-        return output, train(Recipe.load("language-demo", changes), output)
-
-
 def command(changes, output, *more):
     return train_command("language-demo", changes, output, *more)
 
@@ -105,9 +93,8 @@ def test_a_run_learns_and_transformers_loads_it(alone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distributed", ["ddp", "fsdp2"])
-def test_two_processes_give_the_curve_of_one_and_resume(request, changes, tmp_path, distributed):
+def test_two_processes_give_the_curve_of_one_and_resume(alone, changes, tmp_path, distributed):
     """The global batch is the same. Then resume as if killed after the first checkpoint."""
-    alone = request.getfixturevalue("alone" if distributed == "ddp" else "alone_without_fused_loss")
     run = tmp_path / distributed
     arguments = command([*changes, f"training.distributed={distributed}"], run)
     torchrun(arguments)

@@ -16,6 +16,7 @@ from muonssm.lab.core.recipe import Recipe
 from muonssm.lab.core.run_folder import RunFolder
 from muonssm.lab.report.report import write_report
 from muonssm.lab.vision.classify import score_logits
+from muonssm.lab.vision.corruptions import CORRUPTIONS
 from muonssm.lab.vision.image_task import PAPER, ImageTask
 from muonssm.lab.vision.imagenet import synsets
 from tests.lab.report.runs import make_comparison, make_run
@@ -190,7 +191,9 @@ def test_the_papers_robustness_scores_stand_beside_ours(tmp_path):
     path = make_run(tmp_path / "run", recipe)
     folder = RunFolder(path)
     folder.write("metadata.json", {"classes": list(synsets()), "summary": "images"})
-    folder.write("imagenet-c.json", {"errors": {}, "ce": {}, "mce": 99.0, "missing": []})
+    errors = {corruption: dict.fromkeys("12345", 80.0) for corruption in CORRUPTIONS}
+    ce = dict.fromkeys(CORRUPTIONS, 99.0)
+    folder.write("imagenet-c.json", {"errors": errors, "ce": ce, "mce": 99.0, "missing": []})
     folder.write("imagenet-a.json", {"accuracy": 21.0, "accuracy_on_present": 21.0, "images": 7500, "missing": []})
     experiment = Experiment.read(path)
     (section,) = experiment.task.report_sections(experiment)

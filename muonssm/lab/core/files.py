@@ -17,7 +17,13 @@ from . import untrusted
 
 LEFTOVER = re.compile(r".+\.[0-9]+-[0-9a-f]{8}\.part")  # what `atomic` calls its temporary files
 JSON_LIMIT = 1 << 28  # bytes; a larger file is none of ours
-WRITE_FAILURES = ("PytorchStreamWriter", "inline_container", "unexpected pos", "open file failed")  # torch's own words
+WRITE_FAILURES = (  # words of errors that torch raises when it cannot write
+    "PytorchStreamWriter",
+    "inline_container",
+    "unexpected pos",
+    "open file failed",
+    "iostream error",
+)
 
 
 @contextmanager

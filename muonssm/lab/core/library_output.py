@@ -1,8 +1,9 @@
-"""Hide progress bars of other libraries, and warnings of theirs that do not apply here."""
+"""Hide progress bars of other libraries, warnings of theirs that do not apply here, and errors that come twice."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,3 +32,22 @@ def hide_length_warning() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def hide_kept_thread_errors() -> Iterator[None]:
+    """Hide the traceback of a thread that keeps its error in `exception`, as TensorBoard's writer does on a full disk.
+
+    The thread that uses the writer raises the error.
+    """
+    shown = threading.excepthook
+
+    def hook(found: threading.ExceptHookArgs) -> None:
+        if getattr(found.thread, "exception", None) is not found.exc_value:
+            shown(found)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = shown

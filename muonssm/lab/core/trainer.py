@@ -16,7 +16,7 @@ from .amx import disable_broken_amx
 from .divergence import why_diverged
 from .engine import BestCheckpoint, Snapshots, TaskTrainer, training_arguments
 from .files import naming
-from .library_output import hide_progress_bars
+from .library_output import hide_kept_thread_errors, hide_progress_bars
 from .lock import locked
 from .matmul import fast_matmuls
 from .precision import choose_precision
@@ -60,7 +60,8 @@ def _train(recipe: Recipe, folder: RunFolder, resume: bool, data: DataSplits | N
     folder.begin("recipe.json", recipe.to_dict(), precision)
     folder.write("metadata.json", data.metadata)
     folder.copy(recipe.task.files_to_copy(data.metadata))
-    with hide_progress_bars(), closing(ProgressBar(folder.path.name, recipe.task.metrics)) as bar:
+    shown = ProgressBar(folder.path.name, recipe.task.metrics)
+    with hide_progress_bars(), hide_kept_thread_errors(), closing(shown) as bar:
         trainer = _run(recipe, model, data, folder, bar, precision)
     if trainer.last_weights:
         folder.save_weights("last.safetensors", trainer.last_weights)

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from muonssm.lab.core.checkpoints import all_checkpoints, rotate
 from muonssm.lab.core.compare import ComparedRun, Comparison, diverged, table
 from muonssm.lab.core.divergence import why_diverged
 from muonssm.lab.core.files import atomic, checksum, read_json, remove_leftovers
+from muonssm.lab.core.library_output import hide_kept_thread_errors
 from muonssm.lab.core.lock import locked
 from muonssm.lab.core.processes import processes
 from muonssm.lab.core.recipe import Recipe
@@ -283,3 +285,35 @@ def test_a_comparison_that_is_damaged_is_named(tmp_path, capsys):
         (tmp_path / "comparison.json").write_text(json.dumps(content))
         assert main(["report", str(tmp_path)]) == 2
         assert "comparison.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["basic_ios::clear: iostream error", "[enforce fail at inline_container.cc:664] ."])
+def test_errors_of_torch_that_cannot_write_name_the_file(tmp_path, words):
+    with pytest.raises(OSError, match=r"cannot be written .*weights") as found, atomic(tmp_path / "weights"):
+        raise RuntimeError(words)
+    assert str(tmp_path / "weights") in str(found.value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_keeps_its_error_prints_no_traceback(monkeypatch):
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+
+    class Writer(threading.Thread):
+        def __init__(self, keeps):
+            super().__init__()
+            self.keeps, self.exception = keeps, None
+
+        def run(self):
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError as error:
+                self.exception = error if self.keeps else None
+                raise
+
+    with hide_kept_thread_errors():
+        for keeps in (True, False):
+            thread = Writer(keeps)
+            thread.start()
+            thread.join()
+    assert [found.thread.keeps for found in printed] == [False]

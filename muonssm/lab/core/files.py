@@ -57,7 +57,8 @@ def naming(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         by_torch = isinstance(error, RuntimeError) and any(words in reason for words in WRITE_FAILURES)
-        if not by_torch and type(error).__name__ != "SafetensorError":
+        by_rust = type(error).__name__ == "SafetensorError" or re.search(r"\(os error \d+\)", reason)  # also tokenizers
+        if not (by_torch or by_rust):
             raise
         raise OSError(errno.EIO, f"cannot be written ({reason})", str(path)) from error
 

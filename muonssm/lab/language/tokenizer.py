@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from muonssm.checks import check_int
-from muonssm.lab.core.files import checksum
+from muonssm.lab.core.files import checksum, naming
 
 from .corpora import Document, Unusable
 
@@ -169,7 +169,8 @@ def sample_texts(texts: Iterable[tuple[float, str]], max_characters: int) -> lis
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, str]:
     """Write the files for `AutoTokenizer.from_pretrained(folder)`; return their names with their checksums."""
-    names = sorted({Path(file).name for file in tokenizer.save_pretrained(str(folder)) if Path(file).is_file()})
+    with naming(folder):
+        names = sorted({Path(file).name for file in tokenizer.save_pretrained(str(folder)) if Path(file).is_file()})
     for name in names:
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())

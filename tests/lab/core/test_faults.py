@@ -287,10 +287,17 @@ def test_a_comparison_that_is_damaged_is_named(tmp_path, capsys):
         assert "comparison.json is damaged" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["basic_ios::clear: iostream error", "[enforce fail at inline_container.cc:664] ."])
-def test_errors_of_torch_that_cannot_write_name_the_file(tmp_path, words):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("basic_ios::clear: iostream error"),
+        RuntimeError("[enforce fail at inline_container.cc:664] ."),
+        Exception("No space left on device (os error 28)"),
+    ],
+)
+def test_errors_of_libraries_that_cannot_write_name_the_file(tmp_path, error):
     with pytest.raises(OSError, match=r"cannot be written .*weights") as found, atomic(tmp_path / "weights"):
-        raise RuntimeError(words)
+        raise error
     assert str(tmp_path / "weights") in str(found.value)
 
 
